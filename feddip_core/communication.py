@@ -1,0 +1,20 @@
+"""What a round costs in bits, counted exactly.
+
+A weight takes 32 bits. Of a pruned model only the kept weights travel, and their positions as a mask of
+one bit for each prunable weight, to those clients that do not hold that mask already.
+"""
+
+from .masks import Mask, kept
+
+BITS_PER_WEIGHT = 32
+
+
+def payload_bits(m: Mask | None, parameters: int, statistics: int = 0) -> int:
+    """32 · (kept weights + parameters that are never pruned + batch-norm statistics); m = None is a dense model."""
+    pruned = 0 if m is None else mask_bits(m) - kept(m)
+    return BITS_PER_WEIGHT * (parameters - pruned + statistics)
+
+
+def mask_bits(m: Mask | None) -> int:
+    """n_w: one bit for each prunable weight; a dense model needs no mask."""
+    return 0 if m is None else sum(v.numel() for v in m.values())

@@ -1,0 +1,225 @@
+"""One experiment: every setting that affects a result, validated, hashable, and nothing else.
+
+The words of this class are the words of tables and parameter cells; the paper's letters stand
+in the comments. `paper` presets are Table II of the paper.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import numbers
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+# Raised whenever a change of the code changes the bits of a result, so that no old record
+# passes for a new one.
+REVISION = 1
+
+CLASSES = {"fashion_mnist": 10, "fashion_mini": 10, "cifar10": 10, "cifar100": 100}
+MODEL_OF = {"fashion_mnist": "lenet5", "fashion_mini": "lenet5", "cifar10": "alexnet", "cifar100": "resnet18"}
+
+# What makes a method itself: a setting fixed here may not be given another value.
+FIXED = {
+    "fedavg": dict(sparsity_initial=0.0, sparsity_target=0.0, lambda_max=0.0, prox_mu=0.0),
+    "feddp": dict(lambda_max=0.0, prox_mu=0.0),
+    "dpf": dict(sparsity_initial=0.0, lambda_max=0.0, prox_mu=0.0),
+    "feddip": dict(prox_mu=0.0),
+}
+# Where the paper's text and its authors' released code differ.
+RULES = {
+    "paper": dict(initial_mask="erk", regrowth="paper", reconfigure_at="paper", lambda_schedule="paper"),
+    "authors": dict(initial_mask="authors", regrowth="authors", reconfigure_at="authors", lambda_schedule="authors20"),
+}
+# Table II of the paper, one row a data set; s_p stands in its Section VI-B.
+TABLE_II = {
+    "fashion_mnist": dict(learning_rate=0.01, batch_size=64, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3),
+    "cifar10": dict(learning_rate=0.1, batch_size=128, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3),
+    "cifar100": dict(learning_rate=0.1, batch_size=128, sparsity_initial=0.05, sparsity_target=0.8, lambda_max=5e-3),
+}
+PAPER = dict(clients=50, clients_per_round=5, rounds=1000, reconfigure_every=5, lambda_steps=10, local_epochs=5)
+# Real data, fewer rounds, and for the two large models fewer channels and less local work.
+LAPTOP = {
+    "fashion_mnist": dict(rounds=60),
+    "cifar10": dict(rounds=20, width=0.25, local_epochs=1),
+    "cifar100": dict(rounds=20, width=0.125, local_epochs=1),
+}
+SMOKE = dict(
+    clients=10, clients_per_round=3, rounds=12, reconfigure_every=2, lambda_steps=4, local_epochs=2, batch_size=32,
+    learning_rate=0.05, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3,
+)  # fmt: skip
+PRESETS = ("paper", "laptop", "smoke")
+
+
+def _whole(default, low, note):
+    def parse(value):
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= low:
+            return int(value)
+
+    return field(default=default, metadata=dict(parse=parse, allowed=f"a whole number of at least {low}", note=note))
+
+
+def _real(default, low, high, note, open_low=False, open_high=False):
+    def parse(value):
+        if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
+            return None
+        above = value > low if open_low else value >= low
+        below = value < high if open_high else value <= high
+        return float(value) if above and below else None
+
+    infinite = high == math.inf
+    bracket = f"{'(' if open_low else '['}{low:g}, {'∞' if infinite else f'{high:g}'}{')' if open_high or infinite else ']'}"
+    return field(default=default, metadata=dict(parse=parse, allowed=f"a number in {bracket}", note=note))
+
+
+def _choice(default, options, note):
+    def parse(value):
+        return value if value in tuple(options) else None
+
+    return field(default=default, metadata=dict(parse=parse, allowed="one of " + ", ".join(options), note=note))
+
+
+def _matching(default, pattern, allowed, note):
+    def parse(value):
+        return value if isinstance(value, str) and re.fullmatch(pattern, value) else None
+
+    return field(default=default, metadata=dict(parse=parse, allowed=allowed, note=note))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One federated training run. Defaults are the Fashion-MNIST column of the paper's Table II.
+
+    A setting left at None takes its method's, its data set's or its rules' own value; read back, it is never None.
+    """
+
+    method: str = _choice("feddip", FIXED, "how the clients' work and the mask are combined")
+    dataset: str = _matching(
+        "fashion_mnist", rf"{'|'.join(CLASSES)}|.+\.npz", f"one of {', '.join(CLASSES)}, or the path of an .npz file",
+        "a known data set, or your own x_train, y_train, x_test, y_test",
+    )  # fmt: skip
+    model: str = _choice(None, ("lenet5", "alexnet", "resnet18"), "the network; by default the paper's for the data set")
+    width: float = _real(1.0, 0, 8, "factor on the network's channels; 1 is the paper's", open_low=True)
+    partition: str = _matching(
+        "iid", r"iid|pathological|shards|dirichlet\((\d+\.?\d*|\.\d+)(e-?\d+)?\)",
+        "one of iid, pathological, shards, dirichlet(alpha) with a positive alpha, such as dirichlet(0.5)",
+        "how the training data are dealt to the clients",
+    )  # fmt: skip
+    clients: int = _whole(50, 1, "N, all clients")
+    clients_per_round: int = _whole(5, 1, "K, clients drawn in a round")
+    rounds: int = _whole(1000, 1, "T, global rounds")
+    local_epochs: int = _whole(5, 1, "E, passes of a client over its data in a round")
+    batch_size: int = _whole(64, 1, "B, samples in a local step")
+    learning_rate: float = _real(0.01, 0, math.inf, "η_0, in the first round", open_low=True)
+    learning_rate_decay: float = _real(0.998, 0, 1, "factor on η from one round to the next", open_low=True)
+    momentum: float = _real(0.0, 0, 1, "of the local SGD, started anew in each round", open_high=True)
+    weight_decay: float = _real(5e-4, 0, math.inf, "of the local SGD, on the dense weights")
+    sparsity_initial: float = _real(None, 0, 1, "s_0, fraction of zeros in the first mask", open_high=True)
+    sparsity_target: float = _real(None, 0, 1, "s_p, fraction of zeros at the end", open_high=True)
+    reconfigure_every: int = _whole(5, 1, "R, rounds from one mask to the next")
+    lambda_max: float = _real(None, 0, math.inf, "λ_max, of the group penalty")
+    lambda_steps: int = _whole(10, 1, "Q, steps in which the penalty grows")
+    prox_mu: float = _real(None, 0, math.inf, "μ, of the proximal term")
+    rules: str = _choice("paper", RULES, "sets the four switches below: the paper's text or its authors' code")
+    initial_mask: str = _choice(None, ("erk", "authors"), "one ERK mask of the server, or one of each first client's own")
+    regrowth: str = _choice(None, ("paper", "authors", "dense_memory"), "what a pruned weight may bring to the next mask")
+    reconfigure_at: str = _choice(None, ("paper", "authors"), "after rounds R, 2R, … or after rounds 1, R+1, …")
+    lambda_schedule: str = _choice(None, ("paper", "authors20"), "Eq. 9, or the 20 steps wired into the authors' code")
+    normalisation: str = _choice("standard", ("standard", "authors"), "authors: CIFAR-100 scaled by 255 twice, as in their code")
+    seed: int = _whole(0, 0, "of every random stream")
+    device: str = _matching("cpu", r"cpu|cuda(:\d+)?", "one of cpu, cuda, cuda:<number>", "where tensors live")
+    threads: int = _whole(1, 1, "CPU threads; more than one makes small convolutions slower on a busy machine")
+
+    def __post_init__(self):
+        self._parse()
+        self._fill_in()
+        self._check_together()
+
+    def _parse(self):
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if value is None and f.default is None:
+                continue
+            parsed = f.metadata["parse"](value)
+            if parsed is None:
+                raise ValueError(f"{f.name}: {value!r} is not allowed; it must be {f.metadata['allowed']}")
+            self._set(f.name, parsed)
+
+    def _fill_in(self):
+        own = TABLE_II.get(self.dataset, TABLE_II["fashion_mnist"])
+        defaults = {
+            "model": MODEL_OF.get(self.dataset), "prox_mu": 0.0,
+            **{k: own[k] for k in ("sparsity_initial", "sparsity_target", "lambda_max")},
+            **RULES[self.rules], **FIXED[self.method],
+        }  # fmt: skip
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                self._set(name, value)
+
+    def _check_together(self):
+        def refuse(name, allowed):
+            raise ValueError(f"{name}: {getattr(self, name)!r} is not allowed; {allowed}")
+
+        for name, value in FIXED[self.method].items():
+            if getattr(self, name) != value:
+                refuse(name, f"the method {self.method} has it at {value:g}")
+        if self.model is None:
+            refuse("model", f"a data set of your own ({self.dataset}) needs one of lenet5, alexnet, resnet18")
+        if self.dataset not in CLASSES and not Path(self.dataset).is_file():
+            refuse("dataset", "there is no such file")
+        if self.clients_per_round > self.clients:
+            refuse("clients_per_round", f"it must be at most clients, {self.clients}")
+        if self.sparsity_initial > self.sparsity_target:
+            refuse("sparsity_initial", f"it must be at most sparsity_target, {self.sparsity_target}")
+        if self.partition.startswith("dirichlet") and not self.dirichlet_alpha > 0:
+            refuse("partition", "alpha must be above 0")
+        groups = CLASSES.get(self.dataset, 0) // 2
+        if self.partition == "pathological" and groups and self.clients % groups:
+            refuse("clients", f"the pathological partition of {self.dataset} needs a multiple of {groups}, one group of clients for two classes")
+
+    def _set(self, name, value):
+        object.__setattr__(self, name, value)
+
+    @property
+    def dirichlet_alpha(self) -> float:
+        return float(self.partition.removeprefix("dirichlet(").removesuffix(")"))
+
+    @cached_property
+    def run_id(self) -> str:
+        """A short hash of all that affects the result; of a data file it is the content that counts, not the path."""
+        settings = self.to_dict() | {"revision": REVISION}
+        del settings["rules"]  # no more than a name for the four switches, which are there
+        if self.dataset not in CLASSES:
+            settings["dataset"] = hashlib.sha256(Path(self.dataset).read_bytes()).hexdigest()
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+    def to_dict(self) -> dict:
+        return dataclasses.asdict(self)
+
+    def replace(self, **changes) -> "Experiment":
+        """The same experiment with some settings changed, checked again."""
+        return dataclasses.replace(self, **changes)
+
+    def differences_from_paper(self) -> dict:
+        """Each setting that is not the paper's, with the paper's value; empty for a run at the paper's scale."""
+        if self.dataset not in TABLE_II:
+            return {"dataset": list(TABLE_II)}
+        paper = Experiment.preset("paper", dataset=self.dataset, method=self.method)
+        free = ("seed", "device", "threads", "partition", "rules")  # the paper names no seed, and uses two partitions
+        return {k: v for k, v in paper.to_dict().items() if k not in free and getattr(self, k) != v}
+
+    @classmethod
+    def preset(cls, name: str, dataset: str | None = None, method: str = "feddip", **overrides) -> "Experiment":
+        """`paper`: Table II to the letter. `laptop`: real data in minutes. `smoke`: embedded data in seconds."""
+        if name not in PRESETS:
+            raise ValueError(f"preset: {name!r} is not allowed; it must be one of {', '.join(PRESETS)}")
+        if method not in FIXED:
+            raise ValueError(f"method: {method!r} is not allowed; it must be one of {', '.join(FIXED)}")
+        dataset = dataset or ("fashion_mini" if name == "smoke" else "fashion_mnist")
+        if name != "smoke" and dataset not in TABLE_II:
+            raise ValueError(f"dataset: {dataset!r} is not allowed; the {name} preset has {', '.join(TABLE_II)}")
+        settings = {"paper": {}, "laptop": LAPTOP.get(dataset), "smoke": SMOKE}[name]
+        settings = PAPER | TABLE_II.get(dataset, {}) | settings | FIXED[method] | overrides
+        return cls(method=method, dataset=dataset, **settings)

@@ -1,0 +1,77 @@
+"""What a client does: E epochs of SGD on dense weights, with gradients taken at the pruned ones (Eq. 8 and 10).
+
+Parameters are one flat vector, so a step is a handful of vector operations whatever the network.
+A `gradient` is any function (u, x, y) -> (loss, ∇loss at u); the network's is `eager_gradient`.
+A `term` is any function (g, u) that adds the gradient of one more summand of the objective to g.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .models import Layout
+
+Gradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Term = Callable[[Tensor, Tensor], None]
+
+
+def eager_gradient(net: nn.Module, layout: Layout, statistics: Mapping[str, Tensor]) -> Gradient:
+    """(u, x, y) -> cross-entropy of the network with parameters u, and its gradient.
+
+    Batch norms update `statistics` in place, from this same forward pass at u.
+    """
+
+    def gradient(u, x, y):
+        u = u.detach().requires_grad_()
+        loss = F.cross_entropy(functional_call(net, {**layout.views(u), **statistics}, (x,)), y)
+        (g,) = torch.autograd.grad(loss, u)
+        return loss.detach(), g
+
+    return gradient
+
+
+def group_penalty(u: Tensor, layers: Sequence[slice]) -> Tensor:
+    """Σ_z ‖u_z‖₂, the norm of each layer, not squared (Eq. 8)."""
+    return torch.stack([u[z].norm() for z in layers]).sum()
+
+
+def add_group_penalty_(g: Tensor, u: Tensor, layers: Sequence[slice], lam: float) -> None:
+    """g ← g + λ ∇Σ_z ‖u_z‖₂, that is λ u_z / ‖u_z‖ on layer z, and 0 where the layer is all zeros."""
+    tiny = torch.finfo(u.dtype).tiny
+    for z in layers:
+        g[z].addcdiv_(u[z], u[z].norm().clamp_min(tiny), value=lam)
+
+
+def error_feedback_step_(
+    w: Tensor, m: Tensor | None, gradient: Gradient, x: Tensor, y: Tensor, eta: float,
+    weight_decay: float = 0.0, terms: Iterable[Term] = (), velocity: Tensor | None = None, momentum: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """w ← w − η (∇f(w ⊙ m) + decay · w): the gradient at the pruned point, the step on the dense one (Eq. 10)."""
+    # Differentiate at u = w ⊙ m itself. Through the product the gradient would be m ⊙ ∇f,
+    # and a pruned weight would never move again: pruning without feedback.
+    u = w if m is None else w * m
+    loss, g = gradient(u, x, y)
+    for term in terms:
+        term(g, u)
+    g.add_(w, alpha=weight_decay)
+    if velocity is not None:
+        g = velocity.mul_(momentum).add_(g)
+    w.add_(g, alpha=-eta)
+    return loss
+
+
+def train_(
+    w: Tensor, m: Tensor | None, gradient: Gradient, batches: Iterable[tuple[Tensor, Tensor]], eta: float,
+    momentum: float = 0.0, **step,
+) -> Tensor:  # fmt: skip
+    """Take a step on every batch, and return their mean cross-entropy without waiting for the device."""
+    velocity = torch.zeros_like(w) if momentum else None
+    total, seen = torch.zeros((), device=w.device), 0
+    for x, y in batches:
+        loss = error_feedback_step_(w, m, gradient, x, y, eta, velocity=velocity, momentum=momentum, **step)
+        total.add_(loss, alpha=len(y))
+        seen += len(y)
+    return total / seen

@@ -1,0 +1,90 @@
+"""Masks: which weights live (Section III-B, and the ERK rule for the first mask, Section IV).
+
+A mask is a dict of boolean tensors, one for each prunable layer, True where a weight is kept.
+Weights are a dict of tensors that holds at least those layers. Sparsity is the fraction of zeros.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+Weights = Mapping[str, Tensor]
+Mask = Mapping[str, Tensor]
+
+
+def erk_sparsities(shapes: Mapping[str, Sequence[int]], sparsity: float) -> dict[str, float]:
+    """s_l = 1 − ε · Σdims/Πdims: small layers stay denser; ε makes the whole net `sparsity` sparse."""
+    if not 0 <= sparsity < 1:
+        raise ValueError(f"sparsity: {sparsity!r} is not allowed; it must be a number in [0, 1)")
+    if sparsity == 0:
+        return dict.fromkeys(shapes, 0.0)
+    size = {k: prod(s) for k, s in shapes.items()}
+    raw = {k: sum(s) / size[k] for k, s in shapes.items()}
+    dense: set[str] = set()
+    # A layer whose density ε·raw would pass 1 is kept whole, and the others pay for it.
+    while True:
+        rest = [k for k in shapes if k not in dense]
+        budget = (1 - sparsity) * sum(size[k] for k in rest) - sparsity * sum(size[k] for k in dense)
+        eps = budget / sum(raw[k] * size[k] for k in rest)
+        largest = max(raw[k] for k in rest)
+        if eps * largest <= 1:
+            return {k: 0.0 if k in dense else 1 - eps * raw[k] for k in shapes}
+        dense |= {k for k in rest if raw[k] == largest}
+
+
+def random_mask(shapes: Mapping[str, Sequence[int]], sparsities: Mapping[str, float], generator: torch.Generator) -> Mask:
+    """Keep ⌊(1 − s_l) N_l⌋ weights of each layer, at positions drawn uniformly."""
+    m = {}
+    for k, shape in shapes.items():
+        size = prod(shape)
+        keep = int((1 - sparsities[k]) * size)
+        m[k] = torch.zeros(size, dtype=torch.bool)
+        m[k][torch.randperm(size, generator=generator)[:keep]] = True
+        m[k] = m[k].view(*shape)
+    return m
+
+
+def magnitude_mask(w: Weights, sparsity: float) -> Mask:
+    """Drop the round(s · n_w) smallest |w| over all layers of `w` together; among equals the first go."""
+    magnitude = torch.cat([v.detach().abs().flatten() for v in w.values()])
+    order = torch.argsort(magnitude, stable=True)
+    keep = torch.ones_like(magnitude, dtype=torch.bool)
+    keep[order[: round(sparsity * len(magnitude))]] = False
+    parts = keep.split([v.numel() for v in w.values()])
+    return {k: part.view(v.shape) for (k, v), part in zip(w.items(), parts, strict=True)}
+
+
+def apply_mask(w: Weights, m: Mask) -> dict[str, Tensor]:
+    """w′ = m ⊙ w; what the mask does not name stays as it is."""
+    return {k: v * m[k] if k in m else v for k, v in w.items()}
+
+
+def sparsity_of(m: Mask) -> float:
+    """s = 1 − kept / n_w, over all prunable weights."""
+    return 1 - kept(m) / sum(v.numel() for v in m.values())
+
+
+def layer_sparsities(m: Mask) -> dict[str, float]:
+    """The sparsity of each layer by itself."""
+    return {k: sparsity_of({k: v}) for k, v in m.items()}
+
+
+def kept(m: Mask) -> int:
+    """How many weights the mask keeps."""
+    return int(sum(v.sum() for v in m.values()))
+
+
+def pruning_error(w: Weights, m: Mask) -> float:
+    """δ = ‖w − m ⊙ w‖² / ‖w‖², in [0, 1]: the share of the weights' energy that the mask removes (Definition 1)."""
+    lost = sum((v.double() * ~m[k]).square().sum() for k, v in w.items() if k in m)
+    total = sum(v.double().square().sum() for v in w.values())
+    return float(lost / total) if total > 0 else 0.0
+
+
+def changes(old: Mask, new: Mask) -> tuple[int, int]:
+    """How many weights `new` brings back and how many it takes out."""
+    regrown = sum((new[k] & ~old[k]).sum() for k in new)
+    dropped = sum((old[k] & ~new[k]).sum() for k in new)
+    return int(regrown), int(dropped)

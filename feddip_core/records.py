@@ -1,0 +1,98 @@
+"""What a run leaves behind: its settings, one row of metrics a round, and where it came from.
+
+Files are written beside their place and moved into it, so that a reader never sees half of one.
+"""
+
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from .experiment import REVISION, Experiment
+
+
+class Record:
+    """The folder `out/<run_id>/` with config.json, metrics.csv and provenance.json; nothing if `out` is None."""
+
+    def __init__(self, exp: Experiment, data_sha256: dict[str, str], out: str | Path | None = None):
+        self.exp = exp
+        self.folder = out and Path(out) / exp.run_id
+        self.provenance = provenance(exp) | {"data_sha256": data_sha256}
+        if self.folder:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write(self.folder / "config.json", _json(exp.to_dict()))
+            self.save([])
+
+    def save(self, rows: list[dict]) -> None:
+        """Replace the record by one that ends with the last of these rows."""
+        self.provenance |= {"rounds_done": len(rows), "saved": _now()}
+        if self.folder:
+            write(self.folder / "metrics.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+            write(self.folder / "provenance.json", _json(self.provenance))
+
+
+def provenance(exp: Experiment) -> dict:
+    """What a reader needs to trust a number, or to doubt it."""
+    return {
+        "run_id": exp.run_id,
+        "revision": REVISION,
+        "differs_from_paper": exp.differences_from_paper(),
+        "seed": exp.seed,
+        "device": exp.device,
+        "threads": exp.threads,
+        "cpu": _cpu(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in ("torch", "torchvision", "numpy", "pandas")},
+        "commit": _commit(),
+        "started": _now(),
+    }
+
+
+def write(path: Path, text: str) -> None:
+    """Replace the file at once or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _json(value) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or "unknown"
+    return f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _commit() -> str | None:
+    """The commit of this code, with a + if files were changed since; None outside a repository."""
+    here = Path(__file__).parent
+
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        # Of a package installed into another project's repository, that project's commit would say nothing.
+        if not git("ls-files", "federation.py"):
+            return None
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
