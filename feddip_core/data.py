@@ -93,7 +93,7 @@ class Dataset:
 
     def normalise(self, x: Tensor) -> Tensor:
         """(x/255 − mean) / std, channel by channel."""
-        x = x.float().div_(255)
+        x = x.to(torch.get_default_dtype()).div_(255)
         return x if self.mean is None else x.sub_(self.mean).div_(self.std)
 
 

@@ -199,8 +199,13 @@ class Experiment:
         return dataclasses.asdict(self)
 
     def replace(self, **changes) -> "Experiment":
-        """The same experiment with some settings changed, checked again."""
-        return dataclasses.replace(self, **changes)
+        """The same experiment with some settings changed, checked again; a new method or new rules bring their own."""
+        own = {}
+        if "method" in changes:
+            own |= dict.fromkeys(FIXED[self.method]) | dict.fromkeys(FIXED.get(changes["method"], ()))
+        if "rules" in changes:
+            own |= dict.fromkeys(RULES[self.rules])
+        return dataclasses.replace(self, **(own | changes))
 
     def differences_from_paper(self) -> dict:
         """Each setting that is not the paper's, with the paper's value; empty for a run at the paper's scale."""

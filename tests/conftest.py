@@ -1,0 +1,22 @@
+import os
+
+# Progress bars of a notebook are output too, and would differ from run to run.
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from feddip_core import Experiment  # noqa: E402
+
+torch.set_num_threads(1)  # as `run` does: small convolutions only lose by more
+
+
+@pytest.fixture
+def tiny():
+    """A narrow LeNet-5 on the embedded data: a run of a few rounds takes a second or two."""
+
+    def make(method="feddip", **settings):
+        defaults = dict(rounds=6, width=0.5, clients=40, clients_per_round=2, local_epochs=1, learning_rate=0.1)
+        return Experiment.preset("smoke", method=method, **(defaults | settings))
+
+    return make

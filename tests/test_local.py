@@ -1,0 +1,101 @@
+import dataclasses
+
+import pytest
+import torch
+
+from feddip_core import data, local, models
+from feddip_core.federation import Federation
+
+
+def quadratic(u, x, y):
+    """½‖u − y‖², whose gradient is u − y."""
+    return (u - y).square().sum() / 2, u - y
+
+
+def test_one_step_by_hand():
+    w, m = torch.tensor([2.0, 3.0]), torch.tensor([1.0, 0.0])
+    loss = local.error_feedback_step_(w, m, quadratic, None, torch.tensor([0.0, 10.0]), eta=0.1)
+    # at u = (2, 0) the gradient is (2, −10), and the pruned weight moves as well
+    assert w.tolist() == pytest.approx([1.8, 4.0])
+    assert float(loss) == pytest.approx(52.0)
+
+
+def test_weight_decay_acts_on_the_dense_weights():
+    w, m = torch.tensor([2.0, 3.0]), torch.tensor([1.0, 0.0])
+    local.error_feedback_step_(w, m, quadratic, None, torch.tensor([2.0, 0.0]), eta=0.1, weight_decay=0.5)
+    assert w.tolist() == pytest.approx([1.9, 2.85])
+
+
+def test_momentum_is_pytorchs():
+    w, target = torch.tensor([2.0, 3.0]), torch.tensor([1.0, -1.0])
+    other = torch.nn.Parameter(w.clone())
+    sgd = torch.optim.SGD([other], lr=0.1, momentum=0.9, weight_decay=0.01)
+    batches = [(None, target)] * 5
+    for _, y in batches:
+        other.grad = other.detach() - y
+        sgd.step()
+    local.train_(w, None, quadratic, batches, eta=0.1, momentum=0.9, weight_decay=0.01)
+    assert w.tolist() == pytest.approx(other.tolist(), rel=1e-6)
+
+
+def test_group_penalty_by_hand():
+    u, layers = torch.tensor([3.0, 4.0, 7.0, 0.0, 0.0]), [slice(0, 2), slice(3, 5)]
+    assert float(local.group_penalty(u, layers)) == 5.0
+    g = torch.zeros(5)
+    local.add_group_penalty_(g, u, layers, lam=0.5)
+    assert g.tolist() == pytest.approx([0.3, 0.4, 0.0, 0.0, 0.0])  # none on the bias, none at a layer of zeros
+
+
+def test_the_penalty_leaves_masked_weights_alone_while_the_loss_does_not():
+    net = models.build("lenet5", 10)
+    layout = models.Layout.of(net)
+    w = layout.flat(dict(net.named_parameters()))
+    m = (torch.rand(layout.size, generator=torch.Generator().manual_seed(0)) < 0.5).float()
+    x, y = torch.rand(32, 1, 28, 28, generator=torch.Generator().manual_seed(1)), torch.arange(32) % 10
+    _, g = local.eager_gradient(net, layout, {})(w * m, x, y)
+    assert int((g[m == 0] != 0).sum()) > 1000
+    penalty = torch.zeros_like(w)
+    local.add_group_penalty_(penalty, w * m, layout.layers, lam=1.0)
+    assert not penalty[m == 0].any()
+    assert penalty[layout.layers[0]].norm() == pytest.approx(1.0)
+
+
+def test_the_gradient_is_autograds():
+    net = models.build("lenet5", 10)
+    layout = models.Layout.of(net)
+    x, y = torch.rand(17, 1, 28, 28), torch.arange(17) % 10
+    loss, g = local.eager_gradient(net, layout, {})(layout.flat(dict(net.named_parameters())), x, y)
+    expected = torch.nn.functional.cross_entropy(net(x), y)
+    expected.backward()
+    assert float(loss) == float(expected.detach())
+    assert torch.equal(g, torch.cat([p.grad.flatten() for p in net.parameters()]))
+
+
+def test_mean_loss_weighs_batches_by_their_samples():
+    w = torch.zeros(1)
+    batches = [(None, torch.full((3,), 2.0)), (None, torch.full((1,), 4.0))]
+
+    def still(u, x, y):
+        return y[0], torch.zeros_like(u)
+
+    assert float(local.train_(w, None, still, batches, eta=0.1)) == pytest.approx((3 * 2 + 1 * 4) / 4)
+
+
+@pytest.mark.parametrize("model", ["lenet5", "alexnet", "resnet18"])
+def test_local_training_mixes_no_devices_and_never_waits(tiny, model):
+    """On the meta device a tensor has no values: whatever asks for one, or meets one of another device, fails."""
+    exp = tiny(model=model, width=0.05, lambda_max=1e-3, rules="authors", momentum=0.9)
+    dataset = dataclasses.replace(data.load("fashion_mini"), crop_padding="zeros", mean=torch.zeros(1, 1, 1), std=torch.ones(1, 1, 1))
+    federation = Federation(exp, dataset)
+    state = federation.start()
+    meta = torch.device("meta")
+    federation.device, federation.net = meta, federation.net.to(meta)
+    federation.data, federation.parts = dataset.to(meta), [p.to(meta) for p in federation.parts]
+    m = {k: torch.ones(s, dtype=torch.bool, device=meta) for k, s in federation.layout.prunable_shapes.items()}
+    state = dataclasses.replace(state, t=5, w=state.w.to(meta), statistics=state.statistics.to(meta), m=m)
+    assert federation.method.terms(5)
+    upload = federation.train_client(state, 0)
+    assert {k: v.device.type for k, v in upload.items()} == dict.fromkeys(("w", "statistics", "loss"), "meta")
+    assert upload["w"].shape == state.w.shape
+    with pytest.raises(RuntimeError):
+        upload["loss"].item()

@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from feddip_core import masks, models
+
+CASES = {  # parameters, prunable weights, prunable layers, kept at s_p, s_p
+    "lenet5": (10, 61_706, 61_470, 5, 6_147, 0.9),
+    "alexnet": (10, 23_272_266, 23_262_912, 8, 2_326_291, 0.9),
+    "resnet18": (100, 11_220_132, 11_038_400, 18, 2_207_680, 0.8),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_are_the_papers(name):
+    classes, n, n_w, layers, kept, s_p = CASES[name]
+    layout = models.Layout.of(models.build(name, classes))
+    assert layout.size == n
+    assert len(layout.prunable) == layers
+    weights = {k: torch.empty(shape) for k, shape in layout.prunable_shapes.items()}
+    assert sum(v.numel() for v in weights.values()) == n_w
+    assert n_w - round(s_p * n_w) == kept
+
+
+def test_layers_have_the_papers_sizes():
+    sizes = {name: [s.numel() for s in models.Layout.of(models.build(name, c[0])).prunable_shapes.values()] for name, c in CASES.items()}
+    assert sizes["lenet5"] == [150, 2400, 48000, 10080, 840]
+    assert sizes["alexnet"] == [1728, 110592, 663552, 884736, 589824, 4194304, 16777216, 40960]
+    assert sizes["resnet18"] == [1728, *[36864] * 4, 73728, *[147456] * 3, 294912, *[589824] * 3, 1179648, *[2359296] * 3, 51200]
+
+
+def test_resnet_keeps_its_shortcuts_and_norms():
+    net = models.build("resnet18", 100)
+    shortcuts = {k: v.numel() for k, v in net.named_parameters() if "shortcut.0" in k}
+    assert sorted(shortcuts.values()) == [8192, 32768, 131072]
+    assert not set(shortcuts) & set(models.prunable(net))
+    assert models.Layout.of_statistics(net).size == 9_600
+    norms = [m for m in net.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert len(norms) == 20
+    assert sum(p.numel() for m in norms for p in m.parameters()) == 9_600
+    # At s = 0.8 of the prunable weights 2.4 million parameters are left, not the 2.2 million of the paper's table.
+    assert 11_220_132 - round(0.8 * 11_038_400) == 2_389_412
+
+
+def test_a_narrow_net_has_the_same_layers():
+    layout = models.Layout.of(models.build("resnet18", 10, width=0.125))
+    assert layout.shapes["layer4.1.conv2.weight"] == (64, 64, 3, 3)
+    assert len(layout.prunable) == 18
+    assert models.Layout.of(models.build("lenet5", 10, width=1e-9)).shapes["conv2.weight"] == (1, 1, 5, 5)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("image", [dict(channels=1, size=28), dict(channels=3, size=32), dict(channels=3, size=17)])
+def test_every_net_takes_every_image(name, image):
+    net = models.build(name, 7, width=0.05, **image).eval()
+    assert net(torch.zeros(2, image["channels"], image["size"], image["size"])).shape == (2, 7)
+
+
+def test_unknown_model_and_small_images_are_refused():
+    with pytest.raises(ValueError, match=r"model: 'vgg' is not allowed; it must be one of lenet5, alexnet, resnet18"):
+        models.build("vgg", 10)
+    with pytest.raises(ValueError, match="size: 8 is not allowed"):
+        models.build("lenet5", 10, size=8)
+
+
+def test_views_share_the_flat_vectors_memory():
+    net = models.build("lenet5", 10)
+    layout = models.Layout.of(net)
+    flat = layout.flat(dict(net.named_parameters()))
+    views = layout.views(flat)
+    assert all(torch.equal(views[k], v) for k, v in net.named_parameters())
+    views["fc3.bias"].fill_(7)
+    assert flat[-10:].tolist() == [7.0] * 10
+    assert [flat[z].numel() for z in layout.layers] == [150, 2400, 48000, 10080, 840]
+    assert torch.equal(flat[layout.layers[2]], views["fc1.weight"].flatten())
+
+
+def test_flat_mask_keeps_what_is_never_pruned():
+    net = models.build("lenet5", 10)
+    layout = models.Layout.of(net)
+    w = layout.flat(dict(net.named_parameters()))
+    m = masks.magnitude_mask(layout.weights(w), 0.9)
+    flat = layout.flat_mask(m, like=w)
+    assert int(flat.sum()) == 6_147 + 236
+    assert torch.equal(layout.views(w * flat)["fc1.weight"], masks.apply_mask(layout.views(w), m)["fc1.weight"])
