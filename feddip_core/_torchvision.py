@@ -17,9 +17,7 @@ except RuntimeError as error:
     for name in [k for k in sys.modules if k.split(".")[0] == "torchvision"]:
         del sys.modules[name]
     torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    torch.library.define(
-        "torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-    )
+    torch.library.define("torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     import torchvision
 
 __all__ = ["torchvision"]

@@ -126,9 +126,9 @@ def _find(name: str, data_dir: str | Path | None) -> Dataset:
     except Exception as error:
         tried = ", ".join(str(root) for root in roots)
         raise DataError(
-            f"{name} is not on this machine (looked for {name}.npz and {folder}/ in {tried}) and could not be downloaded "
-            f"({error}). Put it into one of these folders, or name another with data_dir or the variable FEDDIP_DATA; "
-            "the data set fashion_mini is embedded and needs no download."
+            f"{name} is not on this machine (looked for {name}.npz and {folder}/ in {tried}) and could not be "
+            f"downloaded ({error}). Put it into one of these folders, or name another with data_dir or the variable "
+            "FEDDIP_DATA; the data set fashion_mini is embedded and needs no download."
         ) from error
     return _published(name, roots[0] / folder, _read_torchvision(name, roots[0]))
 
@@ -144,7 +144,7 @@ def _published(name: str, path: Path, dataset: Dataset) -> Dataset:
     for key in ARRAYS:
         if dataset.sha256[key] != SHA256[name][key]:
             file = path / FASHION_FILES[key] if path.is_dir() and name == "fashion_mnist" else path
-            raise DataError(f"{file}: {key} is not that of the published {name}; delete {path}, and it is downloaded again")
+            raise DataError(f"{file}: {key} is not the published {name}'s; delete {path}, and it is downloaded again")
     return dataset
 
 
@@ -173,7 +173,8 @@ def _read_idx(path: Path, torchvision) -> np.ndarray:
             part.replace(path)
         return torchvision.datasets.mnist.read_sn3_pascalvincent_tensor(str(path)).numpy()
     except Exception as error:
-        raise DataError(f"{path}: missing or damaged ({error}); delete {path.parent}, and it is downloaded again") from error
+        advice = f"delete {path.parent}, and it is downloaded again"
+        raise DataError(f"{path}: missing or damaged ({error}); {advice}") from error
 
 
 def _read_npz(path: Path) -> Dataset:
@@ -190,7 +191,8 @@ def _checked(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
     for part in ("train", "test"):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if x.dtype != np.uint8 or x.ndim not in (3, 4):
-            raise DataError(f"{path}: x_{part} is {x.dtype} with shape {x.shape}; it must be uint8, N × H × W or N × H × W × C")
+            form = f"{x.dtype} with shape {x.shape}"
+            raise DataError(f"{path}: x_{part} is {form}; it must be uint8, N × H × W or N × H × W × C")
         if x.ndim == 3:
             x = x[:, None]
         elif x.shape[-1] in (1, 3):
@@ -198,7 +200,7 @@ def _checked(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
         if x.shape[2] != x.shape[3]:
             raise DataError(f"{path}: the images of x_{part} are {x.shape[2]} × {x.shape[3]}; they must be square")
         if y.shape != (len(x),) or y.dtype.kind not in "iu" or len(x) == 0 or y.min() < 0:
-            raise DataError(f"{path}: y_{part} must hold one label of 0, 1, … for each of the {len(x)} images of x_{part}")
+            raise DataError(f"{path}: y_{part} must hold one label of 0, 1, … for each of the {len(x)} images")
         tensors[f"x_{part}"] = torch.from_numpy(np.ascontiguousarray(x))
         tensors[f"y_{part}"] = torch.from_numpy(y.astype(np.int64))
     if tensors["x_train"].shape[1:] != tensors["x_test"].shape[1:]:
@@ -208,7 +210,9 @@ def _checked(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
     return Dataset(**tensors, sha256={k: hashlib.sha256(v.numpy().data).hexdigest() for k, v in tensors.items()})
 
 
-def batches(data: Dataset, indices: Tensor, batch_size: int, epochs: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    data: Dataset, indices: Tensor, batch_size: int, epochs: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
     """E passes over a client's samples, each in a new order and with new crops and flips."""
     x, y = data.x_train[indices], data.y_train[indices]
     for _ in range(epochs):
@@ -234,7 +238,7 @@ def _augmentation(data: Dataset, n: int, generator: torch.Generator, device) -> 
 
 
 def crop_and_flip(x: Tensor, offsets: Tensor, flips: Tensor, padding: str) -> Tensor:
-    """Each image padded by 4, cut out again at its own (row, column) offset in 0 … 8, and mirrored where `flips` says so."""
+    """Each image padded by 4, cut out at its own (row, column) offset in 0 … 8, and mirrored where `flips` is True."""
     size = x.shape[2]
     rows, cols = (offsets[axis, :, None] + torch.arange(size, device=x.device) - 4 for axis in (0, 1))
     cols = torch.where(flips[:, None], cols.flip(1), cols)
@@ -249,7 +253,8 @@ def partition(labels: Tensor, rule: str, clients: int, seed: int) -> list[Tensor
     """The indices that each client holds: every sample at exactly one client, every client with at least one."""
     labels = labels.cpu()
     if len(labels) < 2 * clients:
-        raise ValueError(f"clients: {clients} is not allowed; {len(labels)} training samples are enough for {len(labels) // 2}")
+        most = len(labels) // 2
+        raise ValueError(f"clients: {clients} is not allowed; {len(labels)} training samples are enough for {most}")
     if rule.startswith("dirichlet("):
         return dirichlet(labels, clients, float(rule[10:-1]), seed)
     return {"iid": iid, "pathological": pathological, "shards": shards}[rule](labels, clients, seed)
@@ -274,10 +279,10 @@ def pathological(labels: Tensor, clients: int, seed: int) -> list[Tensor]:
     groups = len(members) // 2
     if len(members) % 2 or clients % groups:
         raise ValueError(
-            f"clients: {clients} is not allowed; the pathological partition needs an even number of classes (here {len(members)}) "
-            f"and a multiple of half of it"
+            f"clients: {clients} is not allowed; the pathological partition needs an even number of classes "
+            f"(here {len(members)}) and a multiple of half of it"
         )
-    # Differs from the paper, whose text names McMahan's shards: this is the split of its authors' code, to the last sample.
+    # Differs from the paper, whose text names McMahan's shards: this is the split of its authors' code, to a sample.
     sharers = clients // groups
     parts = []
     for g in range(groups):

@@ -35,10 +35,16 @@ RULES = {
 }
 # Table II of the paper, one row a data set; s_p stands in its Section VI-B.
 TABLE_II = {
-    "fashion_mnist": dict(learning_rate=0.01, batch_size=64, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3),
-    "cifar10": dict(learning_rate=0.1, batch_size=128, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3),
-    "cifar100": dict(learning_rate=0.1, batch_size=128, sparsity_initial=0.05, sparsity_target=0.8, lambda_max=5e-3),
-}
+    "fashion_mnist": dict(
+        learning_rate=0.01, batch_size=64, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3
+    ),
+    "cifar10": dict(
+        learning_rate=0.1, batch_size=128, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3
+    ),
+    "cifar100": dict(
+        learning_rate=0.1, batch_size=128, sparsity_initial=0.05, sparsity_target=0.8, lambda_max=5e-3
+    ),
+}  # fmt: skip
 PAPER = dict(clients=50, clients_per_round=5, rounds=1000, reconfigure_every=5, lambda_steps=10, local_epochs=5)
 # Real data, fewer rounds, and for the two large models fewer channels and less local work.
 LAPTOP = {
@@ -47,8 +53,8 @@ LAPTOP = {
     "cifar100": dict(rounds=20, width=0.125, local_epochs=1),
 }
 SMOKE = dict(
-    clients=10, clients_per_round=3, rounds=12, reconfigure_every=2, lambda_steps=4, local_epochs=2, batch_size=32,
-    learning_rate=0.05, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3,
+    clients=10, clients_per_round=3, rounds=16, reconfigure_every=2, lambda_steps=4, local_epochs=2, batch_size=32,
+    learning_rate=0.2, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3,
 )  # fmt: skip
 PRESETS = ("paper", "laptop", "smoke")
 
@@ -69,9 +75,9 @@ def _real(default, low, high, note, open_low=False, open_high=False):
         below = value < high if open_high else value <= high
         return float(value) if above and below else None
 
-    infinite = high == math.inf
-    bracket = f"{'(' if open_low else '['}{low:g}, {'∞' if infinite else f'{high:g}'}{')' if open_high or infinite else ']'}"
-    return field(default=default, metadata=dict(parse=parse, allowed=f"a number in {bracket}", note=note))
+    left = f"{'(' if open_low else '['}{low:g}"
+    right = "∞)" if high == math.inf else f"{high:g}{')' if open_high else ']'}"
+    return field(default=default, metadata=dict(parse=parse, allowed=f"a number in {left}, {right}", note=note))
 
 
 def _choice(default, options, note):
@@ -92,7 +98,7 @@ def _matching(default, pattern, allowed, note):
 class Experiment:
     """One federated training run. Defaults are the Fashion-MNIST column of the paper's Table II.
 
-    A setting left at None takes its method's, its data set's or its rules' own value; read back, it is never None.
+    A setting left at None takes the value of its method, data set or rules; read back, it is never None.
     """
 
     method: str = _choice("feddip", FIXED, "how the clients' work and the mask are combined")
@@ -100,7 +106,7 @@ class Experiment:
         "fashion_mnist", rf"{'|'.join(CLASSES)}|.+\.npz", f"one of {', '.join(CLASSES)}, or the path of an .npz file",
         "a known data set, or your own x_train, y_train, x_test, y_test",
     )  # fmt: skip
-    model: str = _choice(None, ("lenet5", "alexnet", "resnet18"), "the network; by default the paper's for the data set")
+    model: str = _choice(None, ("lenet5", "alexnet", "resnet18"), "the network; by default the data set's own")
     width: float = _real(1.0, 0, 8, "factor on the network's channels; 1 is the paper's", open_low=True)
     partition: str = _matching(
         "iid", r"iid|pathological|shards|dirichlet\((\d+\.?\d*|\.\d+)(e-?\d+)?\)",
@@ -123,14 +129,14 @@ class Experiment:
     lambda_steps: int = _whole(10, 1, "Q, steps in which the penalty grows")
     prox_mu: float = _real(None, 0, math.inf, "μ, of the proximal term")
     rules: str = _choice("paper", RULES, "sets the four switches below: the paper's text or its authors' code")
-    initial_mask: str = _choice(None, ("erk", "authors"), "one ERK mask of the server, or one of each first client's own")
-    regrowth: str = _choice(None, ("paper", "authors", "dense_memory"), "what a pruned weight may bring to the next mask")
+    initial_mask: str = _choice(None, ("erk", "authors"), "one ERK mask of the server, or each first client's own")
+    regrowth: str = _choice(None, ("paper", "authors", "dense_memory"), "what of a pruned weight the next mask sees")
     reconfigure_at: str = _choice(None, ("paper", "authors"), "after rounds R, 2R, … or after rounds 1, R+1, …")
-    lambda_schedule: str = _choice(None, ("paper", "authors20"), "Eq. 9, or the 20 steps wired into the authors' code")
-    normalisation: str = _choice("standard", ("standard", "authors"), "authors: CIFAR-100 scaled by 255 twice, as in their code")
+    lambda_schedule: str = _choice(None, ("paper", "authors20"), "Eq. 9, or the 20 steps of the authors' code")
+    normalisation: str = _choice("standard", ("standard", "authors"), "authors: CIFAR-100 divided by 255 twice")
     seed: int = _whole(0, 0, "of every random stream")
     device: str = _matching("cpu", r"cpu|cuda(:\d+)?", "one of cpu, cuda, cuda:<number>", "where tensors live")
-    threads: int = _whole(1, 1, "CPU threads; more than one makes small convolutions slower on a busy machine")
+    threads: int = _whole(1, 1, "CPU threads; small convolutions only lose by more than one")
 
     def __post_init__(self):
         self._parse()
@@ -177,7 +183,7 @@ class Experiment:
             refuse("partition", "alpha must be above 0")
         groups = CLASSES.get(self.dataset, 0) // 2
         if self.partition == "pathological" and groups and self.clients % groups:
-            refuse("clients", f"the pathological partition of {self.dataset} needs a multiple of {groups}, one group of clients for two classes")
+            refuse("clients", f"the pathological partition of {self.dataset} needs a multiple of {groups}")
 
     def _set(self, name, value):
         object.__setattr__(self, name, value)
@@ -188,7 +194,7 @@ class Experiment:
 
     @cached_property
     def run_id(self) -> str:
-        """A short hash of all that affects the result; of a data file it is the content that counts, not the path."""
+        """A short hash of all that affects the result; of a data file the content counts, not the path."""
         settings = self.to_dict() | {"revision": REVISION}
         del settings["rules"]  # no more than a name for the four switches, which are there
         if self.dataset not in CLASSES:
@@ -199,7 +205,7 @@ class Experiment:
         return dataclasses.asdict(self)
 
     def replace(self, **changes) -> "Experiment":
-        """The same experiment with some settings changed, checked again; a new method or new rules bring their own."""
+        """The same experiment with some settings changed; a new method or new rules bring their own values."""
         own = {}
         if "method" in changes:
             own |= dict.fromkeys(FIXED[self.method]) | dict.fromkeys(FIXED.get(changes["method"], ()))
@@ -212,7 +218,8 @@ class Experiment:
         if self.dataset not in TABLE_II:
             return {"dataset": list(TABLE_II)}
         paper = Experiment.preset("paper", dataset=self.dataset, method=self.method)
-        free = ("seed", "device", "threads", "partition", "rules")  # the paper names no seed, and uses two partitions
+        # The paper names no seed, and uses two partitions.
+        free = ("seed", "device", "threads", "partition", "rules")
         return {k: v for k, v in paper.to_dict().items() if k not in free and getattr(self, k) != v}
 
     @classmethod

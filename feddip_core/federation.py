@@ -4,6 +4,7 @@ A round is a step from one immutable state to the next. Clients are trained one 
 network and summed as they finish, so memory grows neither with N nor with K.
 """
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -144,7 +145,8 @@ class Federation:
         exp, t = self.exp, state.t
         w, statistics = state.w.clone(), state.statistics.clone()
         m = self.method.client_mask(state.m, t, n)
-        samples = data.batches(self.data, self.parts[n], exp.batch_size, exp.local_epochs, stream(exp.seed, "batches", t, n))
+        order = stream(exp.seed, "batches", t, n)
+        samples = data.batches(self.data, self.parts[n], exp.batch_size, exp.local_epochs, order)
         self.net.train()
         with global_stream(self.device, exp.seed, "dropout", t, n):
             loss = train_(
@@ -186,13 +188,16 @@ class Federation:
         return w if self.exp.regrowth == "dense_memory" else self._pruned(w, m)
 
     def _bits(self, state: State, chosen: list[int]) -> tuple[int, int]:
-        n, statistics = self.layout.size, self.statistics.size
-        without_mask = sum(state.held[c] != state.mask_version for c in chosen)
-        down = len(chosen) * communication.payload_bits(state.m, n, statistics) + without_mask * communication.mask_bits(state.m)
-        return down, len(chosen) * communication.payload_bits(None, n, statistics)
+        """Downlink and uplink of a round in which these clients were sent this state."""
+        K, sizes = len(chosen), (self.layout.size, self.statistics.size)
+        without_mask = sum(state.held[n] != state.mask_version for n in chosen)
+        down = K * communication.payload_bits(state.m, *sizes) + without_mask * communication.mask_bits(state.m)
+        return down, K * communication.payload_bits(None, *sizes)
 
 
-def run(experiment: Experiment, out: str | Path | None = None, *, data_dir: str | Path | None = None, progress: bool = True) -> Run:
+def run(
+    experiment: Experiment, out: str | Path | None = None, *, data_dir: str | Path | None = None, progress: bool = True
+) -> Run:
     """Train, and return the metrics of every round and the final sparse model.
 
     With `out`, the record is kept in `out/<run_id>/` and is complete up to the last finished round at any time.
@@ -213,9 +218,9 @@ def run(experiment: Experiment, out: str | Path | None = None, *, data_dir: str 
 
 
 def _bar(exp: Experiment, progress: bool) -> tqdm:
-    # A terminal or a notebook shows the bar; a file does not (disable=None leaves that to tqdm).
-    quiet = {"disable": True} if not progress else {} if tqdm.__module__ == "tqdm.notebook" else {"disable": None}
-    return tqdm(total=exp.rounds, desc=f"{exp.method} {exp.run_id}", unit="round", **quiet)
+    # A terminal or a notebook shows the bar, a file does not (None leaves that to tqdm); TQDM_DISABLE silences all.
+    disable = True if not progress or os.environ.get("TQDM_DISABLE") else None
+    return tqdm(total=exp.rounds, desc=f"{exp.method} {exp.run_id}", unit="round", disable=disable)
 
 
 @contextmanager

@@ -34,7 +34,9 @@ def erk_sparsities(shapes: Mapping[str, Sequence[int]], sparsity: float) -> dict
         dense |= {k for k in rest if raw[k] == largest}
 
 
-def random_mask(shapes: Mapping[str, Sequence[int]], sparsities: Mapping[str, float], generator: torch.Generator) -> Mask:
+def random_mask(
+    shapes: Mapping[str, Sequence[int]], sparsities: Mapping[str, float], generator: torch.Generator
+) -> Mask:
     """Keep ⌊(1 − s_l) N_l⌋ weights of each layer, at positions drawn uniformly."""
     m = {}
     for k, shape in shapes.items():

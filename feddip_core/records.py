@@ -55,11 +55,11 @@ def provenance(exp: Experiment) -> dict:
     }
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, content: str | bytes) -> None:
     """Replace the file at once or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

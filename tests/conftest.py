@@ -3,10 +3,10 @@ import os
 # Progress bars of a notebook are output too, and would differ from run to run.
 os.environ.setdefault("TQDM_DISABLE", "1")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-from feddip_core import Experiment  # noqa: E402
+from feddip_core import Experiment
 
 torch.set_num_threads(1)  # as `run` does: small convolutions only lose by more
 

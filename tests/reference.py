@@ -73,7 +73,9 @@ def feddip(net, mask, names, select, batches_of, size_of, *, T, R, s_0, s_p, lam
         lam = lambda_max * step / Q
         local, sizes = [], []
         for n in select(t):
-            local.append(local_update(pruned_global, mask, names, batches_of(t, n), eta_0 * decay**t, lam, weight_decay))
+            local.append(
+                local_update(pruned_global, mask, names, batches_of(t, n), eta_0 * decay**t, lam, weight_decay)
+            )
             sizes.append(size_of(n))
         dense_global = average(local, sizes)
         if tau % R == 0:

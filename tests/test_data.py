@@ -77,7 +77,9 @@ def test_batches_cover_every_sample_once_an_epoch(mini):
     seen = [(x, y) for x, y in data.batches(mini, part, 32, 2, torch.Generator().manual_seed(0))]
     assert [len(y) for _, y in seen] == [32, 32, 32, 4] * 2
     first = torch.cat([x for x, _ in seen[:4]])
-    assert torch.equal(first.sum((1, 2, 3)).sort().values, mini.normalise(mini.x_train[part]).sum((1, 2, 3)).sort().values)
+    assert torch.equal(
+        first.sum((1, 2, 3)).sort().values, mini.normalise(mini.x_train[part]).sum((1, 2, 3)).sort().values
+    )
     assert not torch.equal(seen[0][1], seen[4][1])
 
 
@@ -122,7 +124,9 @@ def test_shards_give_few_classes_each():
 
 def test_dirichlet_goes_from_even_to_one_sided():
     y = labels(600)
-    share = {a: np.mean([y[p].bincount().max() / len(p) for p in data.dirichlet(y, 10, a, seed=0)]) for a in (1000, 0.1)}
+    share = {
+        a: np.mean([y[p].bincount().max() / len(p) for p in data.dirichlet(y, 10, a, seed=0)]) for a in (1000, 0.1)
+    }
     assert share[1000] < 0.12
     assert share[0.1] > 0.4
 
@@ -141,7 +145,9 @@ def test_own_data_train(tmp_path):
     assert own.x_train.shape == (40, 3, 20, 20)
     assert own.num_classes == 4
     assert own.x_train[5, 2, 3, 4] == colour[5, 3, 4, 2]
-    e = Experiment.preset("smoke", dataset=str(path), model="lenet5", width=0.2, rounds=2, clients=4, clients_per_round=2)
+    e = Experiment.preset(
+        "smoke", dataset=str(path), model="lenet5", width=0.2, rounds=2, clients=4, clients_per_round=2
+    )
     assert len(run(e).metrics) == 2
 
 
@@ -212,7 +218,7 @@ def test_torchvisions_layout_is_read(fashion_root, monkeypatch):
 def test_the_npz_comes_first_and_data_dir_before_the_variable(fashion_root, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDDIP_DATA", str(tmp_path / "root"))
     own = save_npz(tmp_path / "fashion_mnist.npz", y_train=np.zeros(40, int), y_test=np.zeros(8, int))
-    with pytest.raises(DataError, match=f"{own}: y_train is not that of the published fashion_mnist"):
+    with pytest.raises(DataError, match=f"{own}: y_train is not the published fashion_mnist's"):
         data.load("fashion_mnist", tmp_path)
 
 
@@ -242,7 +248,16 @@ def test_no_data_and_no_network_is_one_clear_error(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="cifar100 is not on this machine") as caught:
         data.load("cifar100", tmp_path / "argument")
     message = str(caught.value)
-    for word in ("argument", "variable", "cache", "cifar100.npz", "cifar-100-python", "FEDDIP_DATA", "data_dir", "fashion_mini"):
+    for word in [
+        "argument",
+        "variable",
+        "cache",
+        "cifar100.npz",
+        "cifar-100-python",
+        "FEDDIP_DATA",
+        "data_dir",
+        "fashion_mini",
+    ]:
         assert word in message
 
 

@@ -77,7 +77,9 @@ def test_messages_say_what_is_allowed():
         Experiment(dataset="no/such.npz", model="lenet5")
     with pytest.raises(ValueError, match=r"preset: 'huge' is not allowed; it must be one of paper, laptop, smoke"):
         Experiment.preset("huge")
-    with pytest.raises(ValueError, match=r"dataset: 'fashion_mini' is not allowed; the paper preset has fashion_mnist, cifar10, cifar100"):
+    with pytest.raises(
+        ValueError, match=r"dataset: 'fashion_mini' is not allowed; the paper preset has fashion_mnist, c"
+    ):
         Experiment.preset("paper", dataset="fashion_mini")
 
 
@@ -110,7 +112,8 @@ def test_the_paper_preset_is_table_ii(dataset):
 def test_what_is_less_than_the_paper_says_so():
     assert Experiment.preset("paper", rounds=200).differences_from_paper() == {"rounds": 1000}
     assert Experiment.preset("paper", regrowth="authors", seed=4).differences_from_paper() == {"regrowth": "paper"}
-    assert set(Experiment.preset("laptop", dataset="cifar10").differences_from_paper()) == {"rounds", "width", "local_epochs"}
+    laptop = Experiment.preset("laptop", dataset="cifar10")
+    assert set(laptop.differences_from_paper()) == {"rounds", "width", "local_epochs"}
     assert "dataset" in Experiment.preset("smoke").differences_from_paper()
 
 
@@ -125,8 +128,9 @@ def test_rules_set_four_switches_and_each_can_be_set_alone():
     e = Experiment(rules="authors")
     assert {k: getattr(e, k) for k in RULES["authors"]} == RULES["authors"]
     e = Experiment(rules="authors", regrowth="dense_memory")
-    assert (e.initial_mask, e.regrowth, e.reconfigure_at, e.lambda_schedule) == ("authors", "dense_memory", "authors", "authors20")
+    assert {k: getattr(e, k) for k in RULES["authors"]} == RULES["authors"] | dict(regrowth="dense_memory")
     e = e.replace(rules="paper")
+    assert {k: getattr(e, k) for k in RULES["paper"]} == RULES["paper"]
     assert (e.initial_mask, e.regrowth, e.reconfigure_at, e.lambda_schedule) == ("erk", "paper", "paper", "paper")
 
 
@@ -139,7 +143,8 @@ def test_replacing_the_method_brings_its_own_settings():
 
 def test_run_id_is_a_hash_of_what_affects_the_result():
     e = Experiment()
-    ids = {e.run_id, *(e.replace(**{k: v}).run_id for k, v in dict(seed=1, rounds=999, width=0.5, regrowth="authors").items())}
+    changes = dict(seed=1, rounds=999, width=0.5, regrowth="authors")
+    ids = {e.run_id, *(e.replace(**{k: v}).run_id for k, v in changes.items())}
     assert len(ids) == 5
     assert all(len(i) == 12 for i in ids)
     assert Experiment(learning_rate=np.float64(0.01), clients=np.int64(50)).run_id == e.run_id

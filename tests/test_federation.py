@@ -1,13 +1,14 @@
 import copy
 import gc
 import hashlib
+import itertools
 import subprocess
 import sys
 
 import pytest
+import reference
 import torch
 
-import reference
 from feddip_core import Experiment, data, masks, run
 from feddip_core.federation import Federation, aggregate
 from feddip_core.streams import stream
@@ -116,7 +117,8 @@ def test_the_authors_times_and_masks(tiny, mini):
     assert masks.changes(*own) != (0, 0)
     n_w = sum(v.numel() for v in own[0].values())
     sparsities = [row["sparsity"] for _, _, row in runs[1:]]
-    at = [0.5, 0.5, 0.9 - 0.4 * 0.6**3, 0.9 - 0.4 * 0.6**3, 0.9 - 0.4 * 0.2**3]  # s_0, s_2, s_4 at the end of rounds 1, 3, 5
+    # s_0, s_2 and s_4 at the end of rounds 1, 3 and 5
+    at = [0.5, 0.5, 0.9 - 0.4 * 0.6**3, 0.9 - 0.4 * 0.6**3, 0.9 - 0.4 * 0.2**3]
     assert sparsities == pytest.approx([round(s * n_w) / n_w for s in at], abs=1e-12)
     assert runs[1][2]["downlink_bits"] == 2 * 32 * federation.layout.size
 
@@ -155,7 +157,7 @@ def test_in_the_authors_order_masks_are_nested_and_feedback_is_inert(tiny, mini)
     exp = tiny(rules="authors")
     visited = [(state, row) for _, state, row in states(exp, mini)][1:]
     assert sum(row["regrown"] for _, row in visited) == 0
-    for (a, _), (b, _) in zip(visited, visited[1:], strict=False):
+    for (a, _), (b, _) in itertools.pairwise(visited):
         assert masks.changes(a.m, b.m)[0] == 0
     federation = Federation(exp, mini)
     honest = federation.train_client
@@ -173,13 +175,17 @@ def test_in_the_authors_order_masks_are_nested_and_feedback_is_inert(tiny, mini)
 
 def test_a_dense_memory_is_centralised_dpf(tiny, mini):
     """One client that holds everything: error feedback without end, the mask renewed every two epochs."""
-    exp = tiny("dpf", regrowth="dense_memory", clients=1, clients_per_round=1, rounds=4, batch_size=500, weight_decay=0.01)
+    exp = tiny(
+        "dpf", regrowth="dense_memory", clients=1, clients_per_round=1, rounds=4, batch_size=500, weight_decay=0.01
+    )
     federation = Federation(exp, mini)
     w = federation.start().w.clone()
     net, m = federation.net.train(), None
     for t in range(4):
         for x, y in data.batches(mini, federation.parts[0], 500, 1, stream(exp.seed, "batches", t, 0)):
-            u = {k: v.clone().requires_grad_() for k, v in masks.apply_mask(federation.layout.views(w), m or {}).items()}
+            u = {
+                k: v.clone().requires_grad_() for k, v in masks.apply_mask(federation.layout.views(w), m or {}).items()
+            }
             loss = torch.nn.functional.cross_entropy(torch.func.functional_call(net, u, (x,)), y)
             g = federation.layout.flat(dict(zip(u, torch.autograd.grad(loss, list(u.values())), strict=True)))
             w = w - 0.1 * 0.998**t * (g + 0.01 * w)
@@ -214,13 +220,15 @@ def test_same_seed_same_bits_in_another_process(model):
     settings = dict(rounds=2, width=0.05, clients=60, clients_per_round=2, local_epochs=1, model=model)
     code = f"""
 import hashlib
+import itertools
 from feddip_core import Experiment, run
 r = run(Experiment.preset("smoke", **{settings!r}))
 print(hashlib.sha256(b"".join(v.numpy().tobytes() for v in [*r.weights.values(), *r.mask.values()])).hexdigest())
 print(r.metrics.drop(columns="seconds").to_csv())"""
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     r = run(Experiment.preset("smoke", **settings))
-    digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in [*r.weights.values(), *r.mask.values()])).hexdigest()
+    tensors = [*r.weights.values(), *r.mask.values()]
+    digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in tensors)).hexdigest()
     assert other.split() == [digest, *r.metrics.drop(columns="seconds").to_csv().split()]
 
 

@@ -22,10 +22,12 @@ def test_parameters_are_the_papers(name):
 
 
 def test_layers_have_the_papers_sizes():
-    sizes = {name: [s.numel() for s in models.Layout.of(models.build(name, c[0])).prunable_shapes.values()] for name, c in CASES.items()}
+    layouts = {name: models.Layout.of(models.build(name, case[0])) for name, case in CASES.items()}
+    sizes = {name: [s.numel() for s in layout.prunable_shapes.values()] for name, layout in layouts.items()}
     assert sizes["lenet5"] == [150, 2400, 48000, 10080, 840]
     assert sizes["alexnet"] == [1728, 110592, 663552, 884736, 589824, 4194304, 16777216, 40960]
-    assert sizes["resnet18"] == [1728, *[36864] * 4, 73728, *[147456] * 3, 294912, *[589824] * 3, 1179648, *[2359296] * 3, 51200]
+    stages = [*[36864] * 4, 73728, *[147456] * 3, 294912, *[589824] * 3, 1179648, *[2359296] * 3]
+    assert sizes["resnet18"] == [1728, *stages, 51200]
 
 
 def test_resnet_keeps_its_shortcuts_and_norms():

@@ -19,12 +19,15 @@ def test_sparsity_ends_at_its_target_exactly():
 def test_sparsity_of_resnet_and_the_mean_of_a_run():
     assert sparsity_at(250, T=1000, s_0=0.05, s_p=0.8) == pytest.approx(0.48359375, abs=1e-12)
     assert sparsity_at(500, T=1000, s_0=0.05, s_p=0.8) == pytest.approx(0.70625, abs=1e-12)
-    assert sum(sparsity_at(t, T=1000, s_0=0.5, s_p=0.9) for t in range(1000)) / 1000 == pytest.approx(0.7997999, abs=1e-9)
+    assert sum(sparsity_at(t, T=1000, s_0=0.5, s_p=0.9) for t in range(1000)) / 1000 == pytest.approx(
+        0.7997999, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize(
     ("t", "lam"),
-    [(0, 0), (99, 0), (100, 1e-4), (199, 1e-4), (200, 2e-4), (499, 4e-4), (500, 5e-4), (899, 8e-4), (900, 9e-4), (999, 9e-4), (1000, 9e-4)],
+    [(0, 0), (99, 0), (100, 1e-4), (199, 1e-4), (200, 2e-4), (499, 4e-4), (500, 5e-4), (899, 8e-4), (900, 9e-4),
+     (999, 9e-4), (1000, 9e-4)],
 )  # fmt: skip
 def test_lambda_grows_in_ten_steps(t, lam):
     assert lambda_at(t, T=1000, lambda_max=1e-3, Q=10) == pytest.approx(lam, rel=1e-12)
@@ -45,7 +48,9 @@ def test_lambda_of_the_authors_code(t, lambda_max, lam):
 
 
 def test_lambda_of_the_authors_code_at_its_edges():
-    assert lambda_at_authors(0, T=10, lambda_max=1e-3) == pytest.approx(9.736842e-4, rel=1e-6)  # fewer rounds than steps
+    assert lambda_at_authors(0, T=10, lambda_max=1e-3) == pytest.approx(
+        9.736842e-4, rel=1e-6
+    )  # fewer rounds than steps
     assert lambda_at_authors(999, T=1000, lambda_max=0.0) == 0.0
     assert lambda_at_authors(29, T=30, lambda_max=1e-3) == pytest.approx(9.736842e-4, rel=1e-6)  # 30 // 20 is 1: capped
 

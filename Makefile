@@ -1,0 +1,54 @@
+# make reproduce   run every notebook headlessly; results in outputs/
+# make test        lint, unit tests, every notebook
+# make lab         JupyterLab on the collection
+# make benchmark   our local training against a bare PyTorch loop
+# make notebooks   run the notebooks in place, to renew the outputs they carry
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
+
+# A kernel that lists every package at its start is a slow kernel; one that warns about loopback is a noisy one.
+export IPYTHONDIR := $(CURDIR)/.ci/ipython
+export PYDEVD_DISABLE_FILE_VALIDATION := 1
+# Progress bars would be part of a notebook's output, and different every time.
+QUIET := TQDM_DISABLE=1
+
+.PHONY: reproduce test lab benchmark notebooks clean
+.DELETE_ON_ERROR:
+
+reproduce: $(INSTALLED)
+	@mkdir -p outputs/notebooks
+	@set -e; for notebook in $(NOTEBOOKS); do \
+	  $(BIN)/papermill -k python3 --cwd notebooks --execution-timeout 900 -p out ../outputs \
+	    $$notebook outputs/notebooks/$$(basename $$notebook); \
+	done
+	@echo "Executed notebooks are in outputs/notebooks, figures in outputs/figures, records in outputs/runs."
+
+test: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pytest tests
+	$(QUIET) $(BIN)/pytest --nbval --nbval-current-env --nbval-cell-timeout 300 notebooks
+
+lab: $(INSTALLED)
+	$(BIN)/jupyter lab --notebook-dir=notebooks
+
+benchmark: $(INSTALLED)
+	$(BIN)/python tests/benchmark.py
+
+notebooks: $(INSTALLED)
+	@set -e; for notebook in $(NOTEBOOKS); do \
+	  $(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN $$notebook; \
+	done
+	$(BIN)/python .ci/tidy.py $(NOTEBOOKS)
+
+$(INSTALLED): .ci/lock.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=…")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c .ci/lock.txt -e '.[notebooks,test]'
+	@touch $@
+
+clean:
+	rm -rf .venv outputs/notebooks

@@ -1,0 +1,114 @@
+"""One style and one function a figure: metrics of runs in, a figure out, the same colour for a method everywhere."""
+
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .records import write
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+COLOURS = {"fedavg": "#000000", "feddp": "#56B4E9", "dpf": "#009E73", "feddip": "#D55E00"}
+NAMES = {"fedavg": "FedAvg", "feddp": "FedDP", "dpf": "DPF", "feddip": "FedDIP"}
+LINES = {"fedavg": "--", "feddp": "-.", "dpf": ":", "feddip": "-"}
+
+STYLE = {
+    "figure.dpi": 110,
+    "savefig.dpi": 160,
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    "svg.hashsalt": "feddip",
+}
+
+Runs = Mapping[str, pd.DataFrame]  # the metrics of one run for each method
+
+
+def line(ax: Axes, runs: Runs, column: str, scale: float = 1.0, **style) -> Axes:
+    """One curve a method over the rounds."""
+    for method, metrics in runs.items():
+        look = dict(color=COLOURS[method], linestyle=LINES[method], label=NAMES[method]) | style
+        ax.plot(metrics["round"], metrics[column] * scale, **look)
+    ax.set_xlabel("round")
+    return ax
+
+
+def accuracy(ax: Axes, runs: Runs) -> Axes:
+    line(ax, runs, "test_accuracy")
+    ax.set(title="Test accuracy", ylabel="fraction of test images", ylim=(0, 1))
+    ax.legend(loc="lower right")
+    return ax
+
+
+def schedules(ax: Axes, metrics: pd.DataFrame, method: str) -> Axes:
+    """Sparsity after each round, on the left, and the penalty during it, on the right."""
+    ax.step(metrics["round"], metrics["sparsity"], where="post", color=COLOURS[method], label="sparsity $s_t$ (left)")
+    right = ax.twinx()
+    right.step(
+        metrics["round"],
+        metrics["lambda_"],
+        where="mid",
+        color="#0072B2",
+        linestyle=":",
+        label="penalty $\\lambda_t$ (right)",
+    )
+    right.spines["right"].set_visible(True)
+    right.grid(False)
+    right.set(ylabel="$\\lambda_t$", ylim=(0, None))
+    right.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    ax.set(title=f"What {NAMES[method]} turns up", xlabel="round", ylabel="fraction of zero weights", ylim=(0, 1))
+    handles = ax.get_legend_handles_labels()[0] + right.get_legend_handles_labels()[0]
+    ax.legend(handles=handles, loc="lower right")
+    return ax
+
+
+def pruning_error(ax: Axes, metrics: pd.DataFrame, method: str) -> Axes:
+    """δ_t, with the rounds that chose a new mask marked."""
+    ax.plot(metrics["round"], metrics["delta"], color=COLOURS[method])
+    chosen = metrics[metrics["dropped"] + metrics["regrown"] > 0]
+    ax.plot(chosen["round"], chosen["delta"], "o", markersize=5, color=COLOURS[method], label="new mask")
+    ax.set(
+        title="Pruning error $\\delta_t$", xlabel="round", ylabel="share of $\\|\\omega\\|^2$ removed", ylim=(0, None)
+    )
+    ax.legend(loc="upper right")
+    return ax
+
+
+def download(ax: Axes, runs: Runs, clients_per_round: int) -> Axes:
+    """What one client is sent in a round, mask included."""
+    line(ax, runs, "downlink_bits", scale=1 / 8 / 1000 / clients_per_round)
+    ax.set(title="Model sent to a client", ylabel="kilobytes", ylim=(0, None))
+    ax.legend(loc="center right")
+    return ax
+
+
+def quickstart(runs: Runs, clients_per_round: int, pruned: str = "feddip") -> Figure:
+    """Accuracy, schedules, δ_t and the size of what is sent, for a pruned method beside the others."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(2, 2, figsize=(10, 6.4), layout="constrained")
+        accuracy(axes[0, 0], runs)
+        schedules(axes[0, 1], runs[pruned], pruned)
+        pruning_error(axes[1, 0], runs[pruned], pruned)
+        download(axes[1, 1], runs, clients_per_round)
+    return figure
+
+
+def save(figure: Figure, folder: str | Path, name: str) -> None:
+    """Write `name`.png and `name`.svg, the same bytes for the same figure."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for ending, metadata in {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}.items():
+        picture = BytesIO()
+        with plt.rc_context(STYLE):
+            figure.savefig(picture, format=ending, metadata=metadata)
+        write(folder / f"{name}.{ending}", picture.getvalue())

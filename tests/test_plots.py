@@ -1,0 +1,51 @@
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from feddip_core import plots
+from feddip_core.experiment import FIXED
+
+
+@pytest.fixture
+def runs():
+    columns = {
+        "round": [1, 2, 3, 4],
+        "test_accuracy": [0.1, 0.4, 0.5, 0.6],
+        "sparsity": [0.5, 0.7, 0.7, 0.9],
+        "lambda_": [0, 0, 1e-4, 1e-4],
+        "delta": [0.01, 0.2, 0.02, 0.1],
+        "dropped": [0, 5, 0, 5],
+        "regrown": [0, 1, 0, 0],
+        "downlink_bits": [80_000] * 4,
+    }
+    metrics = pd.DataFrame(columns)
+    return {"fedavg": metrics.assign(downlink_bits=160_000), "feddip": metrics}
+
+
+def test_the_quickstart_figure_shows_the_runs(runs):
+    figure = plots.quickstart(runs, clients_per_round=2)
+    accuracy, schedule, delta, download = figure.axes[:4]
+    assert [line.get_label() for line in accuracy.lines] == ["FedAvg", "FedDIP"]
+    assert download.lines[0].get_ydata().tolist() == [10.0] * 4  # 160,000 bits to two clients are 10 kB each
+    assert delta.lines[1].get_xdata().tolist() == [2, 4]  # dots at the new masks
+    assert all(ax.get_xlabel() == "round" and ax.get_ylabel() for ax in (accuracy, schedule, delta, download))
+    plt.close(figure)
+
+
+def test_every_method_has_its_own_colour_name_and_line():
+    for table in (plots.COLOURS, plots.NAMES, plots.LINES):
+        assert set(table) == set(FIXED)
+    assert len(set(plots.COLOURS.values())) == len(FIXED)
+
+
+def test_a_saved_figure_has_the_same_bytes_twice(runs, tmp_path):
+    for name in ("a", "b"):
+        figure = plots.quickstart(runs, clients_per_round=2)
+        plots.save(figure, tmp_path / name, "figure")
+        plt.close(figure)
+    for ending in ("png", "svg"):
+        assert (tmp_path / f"a/figure.{ending}").read_bytes() == (tmp_path / f"b/figure.{ending}").read_bytes()

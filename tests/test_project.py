@@ -1,0 +1,85 @@
+"""What a fresh machine installs: one lock, and everything else in step with it."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+
+
+def normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.fixture(scope="module")
+def lock():
+    lines = (ROOT / ".ci/lock.txt").read_text().split()
+    return {normal(name): pin for name, pin in (line.split("==") for line in lines)}
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def direct(project):
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    return {normal(name) for group in groups for name in group}
+
+
+def test_every_dependency_is_pinned_in_the_lock_alone(project, lock):
+    assert direct(project) <= set(lock)
+    assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in direct(project)), "a version outside the lock"
+    assert not any("+" in pin for pin in lock.values()), "a local build's version cannot be installed elsewhere"
+
+
+def test_what_is_installed_is_what_is_locked(project, lock):
+    for name in direct(project):
+        assert version(name).split("+")[0] == lock[name], name
+
+
+def test_conda_users_get_the_same(project, lock):
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    python, _, pip = environment["dependencies"]
+    assert python == "python=" + project["requires-python"].removeprefix(">=")
+    assert pip["pip"] == ["-c .ci/lock.txt", f"-e .[{','.join(project['optional-dependencies'])}]"]
+    assert f"-c .ci/lock.txt -e '.[{','.join(project['optional-dependencies'])}]'" in (ROOT / "Makefile").read_text()
+
+
+def test_torchvision_imports_beside_any_torch():
+    code = (
+        "from feddip_core._torchvision import torchvision; import torchvision.transforms; print(torchvision.datasets)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_real_failure_of_torchvision_is_not_hidden(tmp_path):
+    broken = tmp_path / "torchvision"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise RuntimeError('the disk is on fire')")
+    code = "import feddip_core._torchvision"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)}
+    )
+    assert result.returncode == 1
+    assert "the disk is on fire" in result.stderr
+
+
+def test_the_core_neither_prints_nor_unpickles():
+    for path in (ROOT / "feddip_core").glob("*.py"):
+        source = path.read_text()
+        for word in ("print(", "import pickle", "torch.load(", "allow_pickle=True"):
+            assert word not in source, f"{path.name}: {word}"
+
+
+def test_importing_the_core_needs_neither_torchvision_nor_widgets():
+    code = (
+        "import sys, feddip_core; sys.exit(any(m in sys.modules for m in ('torchvision', 'ipywidgets', 'jupyterlab')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
