@@ -48,9 +48,9 @@ TABLE_II = {
 PAPER = dict(clients=50, clients_per_round=5, rounds=1000, reconfigure_every=5, lambda_steps=10, local_epochs=5)
 # Real data, fewer rounds, and for the two large models fewer channels and less local work.
 LAPTOP = {
-    "fashion_mnist": dict(rounds=60),
-    "cifar10": dict(rounds=20, width=0.25, local_epochs=1),
-    "cifar100": dict(rounds=20, width=0.125, local_epochs=1),
+    "fashion_mnist": dict(rounds=80),
+    "cifar10": dict(rounds=120, width=0.25, local_epochs=1),
+    "cifar100": dict(rounds=40, width=0.125, local_epochs=1),
 }
 SMOKE = dict(
     clients=10, clients_per_round=3, rounds=16, reconfigure_every=2, lambda_steps=4, local_epochs=2, batch_size=32,
