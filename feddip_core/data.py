@@ -8,8 +8,6 @@ import dataclasses
 import gzip
 import hashlib
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +117,8 @@ def _find(name: str, data_dir: str | Path | None) -> Dataset:
     for root in roots:
         if (root / f"{name}.npz").is_file():
             return _published(name, root / f"{name}.npz", _read_npz(root / f"{name}.npz"))
-        if (root / folder).is_dir():
+        # An empty folder is what a failed download leaves.
+        if (root / folder).is_dir() and any((root / folder).iterdir()):
             return _published(name, root / folder, _read_torchvision(name, root))
     try:
         _download(name, roots[0])
@@ -181,7 +180,7 @@ def _read_npz(path: Path) -> Dataset:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in ARRAYS}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # a damaged archive fails in many ways
         raise DataError(f"{path}: not a readable .npz with {', '.join(ARRAYS)} ({error})") from error
     return _checked(path, arrays)
 
@@ -197,6 +196,8 @@ def _checked(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
             x = x[:, None]
         elif x.shape[-1] in (1, 3):
             x = x.transpose(0, 3, 1, 2)
+        elif x.shape[1] not in (1, 3):
+            raise DataError(f"{path}: x_{part} has shape {x.shape}; its images must have one or three channels")
         if x.shape[2] != x.shape[3]:
             raise DataError(f"{path}: the images of x_{part} are {x.shape[2]} × {x.shape[3]}; they must be square")
         if y.shape != (len(x),) or y.dtype.kind not in "iu" or len(x) == 0 or y.min() < 0:

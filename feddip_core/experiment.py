@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import numbers
+import os
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,11 +23,28 @@ CLASSES = {"fashion_mnist": 10, "fashion_mini": 10, "cifar10": 10, "cifar100": 1
 MODEL_OF = {"fashion_mnist": "lenet5", "fashion_mini": "lenet5", "cifar10": "alexnet", "cifar100": "resnet18"}
 
 # What makes a method itself: a setting fixed here may not be given another value.
+DENSE = dict(sparsity_initial=0.0, sparsity_target=0.0)
 FIXED = {
-    "fedavg": dict(sparsity_initial=0.0, sparsity_target=0.0, lambda_max=0.0, prox_mu=0.0),
+    "fedavg": DENSE | dict(lambda_max=0.0, prox_mu=0.0),
+    "fedprox": DENSE | dict(lambda_max=0.0),
     "feddp": dict(lambda_max=0.0, prox_mu=0.0),
     "dpf": dict(sparsity_initial=0.0, lambda_max=0.0, prox_mu=0.0),
     "feddip": dict(prox_mu=0.0),
+    "feddip_prox": {},
+    "prunefl": dict(lambda_max=0.0, prox_mu=0.0),
+    "snip": dict(lambda_max=0.0, prox_mu=0.0),
+    "prunetrain": DENSE | dict(prox_mu=0.0),  # its sparsity is not controlled, but comes from its threshold
+    "feddst": dict(lambda_max=0.0, prox_mu=0.0),
+}
+ONE_SPARSITY = ("snip", "feddst")  # sparse from the first round on: s_0 = s_p
+AUTHORS_VARIANT = ("prunefl", "snip", "prunetrain", "feddst")
+# Section VI-A of the paper; it searches the penalties of PruneTrain and FedProx on a grid of 1e-1 … 1e-5.
+OWN = {
+    "fedprox": dict(prox_mu=0.01),
+    "feddip_prox": dict(prox_mu=0.01),
+    "prunefl": dict(reconfigure_every=20),
+    "prunetrain": dict(reconfigure_every=1, lambda_max=1e-4),
+    "feddst": dict(reconfigure_every=20),
 }
 # Where the paper's text and its authors' released code differ.
 RULES = {
@@ -45,7 +63,7 @@ TABLE_II = {
         learning_rate=0.1, batch_size=128, sparsity_initial=0.05, sparsity_target=0.8, lambda_max=5e-3
     ),
 }  # fmt: skip
-PAPER = dict(clients=50, clients_per_round=5, rounds=1000, reconfigure_every=5, lambda_steps=10, local_epochs=5)
+PAPER = dict(clients=50, clients_per_round=5, rounds=1000, lambda_steps=10, local_epochs=5)
 # Real data, fewer rounds, and for the two large models fewer channels and less local work.
 LAPTOP = {
     "fashion_mnist": dict(rounds=80),
@@ -53,9 +71,9 @@ LAPTOP = {
     "cifar100": dict(rounds=40, width=0.125, local_epochs=1),
 }
 SMOKE = dict(
-    clients=10, clients_per_round=3, rounds=16, reconfigure_every=2, lambda_steps=4, local_epochs=2, batch_size=32,
-    learning_rate=0.2, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3,
+    clients=10, clients_per_round=3, rounds=16, lambda_steps=4, local_epochs=2, batch_size=32, learning_rate=0.2,
 )  # fmt: skip
+SMOKE_RECONFIGURE_EVERY = {"prunefl": 4, "feddst": 4, "prunetrain": 1}  # of the others: 2
 PRESETS = ("paper", "laptop", "smoke")
 
 
@@ -89,6 +107,8 @@ def _choice(default, options, note):
 
 def _matching(default, pattern, allowed, note):
     def parse(value):
+        if isinstance(value, os.PathLike):
+            value = str(Path(value).expanduser())
         return value if isinstance(value, str) and re.fullmatch(pattern, value) else None
 
     return field(default=default, metadata=dict(parse=parse, allowed=allowed, note=note))
@@ -96,9 +116,10 @@ def _matching(default, pattern, allowed, note):
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One federated training run. Defaults are the Fashion-MNIST column of the paper's Table II.
+    """One federated training run. Defaults are the paper's Table II for the data set and the method.
 
-    A setting left at None takes the value of its method, data set or rules; read back, it is never None.
+    A setting left at None takes the value of its data set, method or rules; read back, it is never None. With a data
+    set of your own the defaults are those of Fashion-MNIST. The target s_p is met if R divides T, as in the paper.
     """
 
     method: str = _choice("feddip", FIXED, "how the clients' work and the mask are combined")
@@ -117,17 +138,20 @@ class Experiment:
     clients_per_round: int = _whole(5, 1, "K, clients drawn in a round")
     rounds: int = _whole(1000, 1, "T, global rounds")
     local_epochs: int = _whole(5, 1, "E, passes of a client over its data in a round")
-    batch_size: int = _whole(64, 1, "B, samples in a local step")
-    learning_rate: float = _real(0.01, 0, math.inf, "η_0, in the first round", open_low=True)
+    batch_size: int = _whole(None, 1, "B, samples in a local step")
+    learning_rate: float = _real(None, 0, math.inf, "η_0, in the first round", open_low=True)
     learning_rate_decay: float = _real(0.998, 0, 1, "factor on η from one round to the next", open_low=True)
     momentum: float = _real(0.0, 0, 1, "of the local SGD, started anew in each round", open_high=True)
     weight_decay: float = _real(5e-4, 0, math.inf, "of the local SGD, on the dense weights")
     sparsity_initial: float = _real(None, 0, 1, "s_0, fraction of zeros in the first mask", open_high=True)
     sparsity_target: float = _real(None, 0, 1, "s_p, fraction of zeros at the end", open_high=True)
-    reconfigure_every: int = _whole(5, 1, "R, rounds from one mask to the next")
-    lambda_max: float = _real(None, 0, math.inf, "λ_max, of the group penalty")
+    reconfigure_every: int = _whole(None, 1, "R, rounds from one mask to the next")
+    lambda_max: float = _real(None, 0, math.inf, "λ_max, of the group penalty; of PruneTrain, the constant penalty")
     lambda_steps: int = _whole(10, 1, "Q, steps in which the penalty grows")
     prox_mu: float = _real(None, 0, math.inf, "μ, of the proximal term")
+    prunetrain_threshold: float = _real(1e-4, 0, math.inf, "largest |w| below which PruneTrain removes a channel")
+    feddst_alpha: float = _real(0.5, 0, 1, "α, share of the weights that FedDST replaces at first")
+    variant: str = _choice("original", ("original", "authors"), "a baseline as published, or as in the authors' code")
     rules: str = _choice("paper", RULES, "sets the four switches below: the paper's text or its authors' code")
     initial_mask: str = _choice(None, ("erk", "authors"), "one ERK mask of the server, or each first client's own")
     regrowth: str = _choice(None, ("paper", "authors", "dense_memory"), "what of a pruned weight the next mask sees")
@@ -154,23 +178,39 @@ class Experiment:
             self._set(f.name, parsed)
 
     def _fill_in(self):
-        own = TABLE_II.get(self.dataset, TABLE_II["fashion_mnist"])
-        defaults = {
-            "model": MODEL_OF.get(self.dataset), "prox_mu": 0.0,
-            **{k: own[k] for k in ("sparsity_initial", "sparsity_target", "lambda_max")},
-            **RULES[self.rules], **FIXED[self.method],
-        }  # fmt: skip
-        for name, value in defaults.items():
+        for name, value in self._defaults().items():
             if getattr(self, name) is None:
                 self._set(name, value)
+
+    def _defaults(self) -> dict:
+        """What the data set, the rules and the method give to a setting that is left open."""
+        defaults = {
+            "model": MODEL_OF.get(self.dataset), "prox_mu": 0.0, "reconfigure_every": 5,
+            **TABLE_II.get(self.dataset, TABLE_II["fashion_mnist"]),
+            **RULES[self.rules], **OWN.get(self.method, {}), **self._fixed(),
+        }  # fmt: skip
+        if self.method == "snip" and (self.model or defaults["model"]) == "alexnet":
+            defaults["sparsity_target"] = 0.8  # at 0.9 it diverges, says the paper
+        if self.method in ONE_SPARSITY:
+            target = defaults["sparsity_target"] if self.sparsity_target is None else self.sparsity_target
+            defaults["sparsity_initial"] = target
+        return defaults
+
+    def _fixed(self) -> dict:
+        controlled = self.method == "prunetrain" and self.variant == "authors"
+        return {k: v for k, v in FIXED[self.method].items() if not (controlled and k in DENSE)}
 
     def _check_together(self):
         def refuse(name, allowed):
             raise ValueError(f"{name}: {getattr(self, name)!r} is not allowed; {allowed}")
 
-        for name, value in FIXED[self.method].items():
+        for name, value in self._fixed().items():
             if getattr(self, name) != value:
                 refuse(name, f"the method {self.method} has it at {value:g}")
+        if self.method in ONE_SPARSITY and self.sparsity_initial != self.sparsity_target:
+            refuse("sparsity_initial", f"the method {self.method} has it at sparsity_target, {self.sparsity_target}")
+        if self.variant == "authors" and self.method not in AUTHORS_VARIANT:
+            refuse("variant", f"only {', '.join(AUTHORS_VARIANT)} have this variant; {self.method} follows `rules`")
         if self.model is None:
             refuse("model", f"a data set of your own ({self.dataset}) needs one of lenet5, alexnet, resnet18")
         if self.dataset not in CLASSES and not Path(self.dataset).is_file():
@@ -179,8 +219,8 @@ class Experiment:
             refuse("clients_per_round", f"it must be at most clients, {self.clients}")
         if self.sparsity_initial > self.sparsity_target:
             refuse("sparsity_initial", f"it must be at most sparsity_target, {self.sparsity_target}")
-        if self.partition.startswith("dirichlet") and not self.dirichlet_alpha > 0:
-            refuse("partition", "alpha must be above 0")
+        if self.partition.startswith("dirichlet") and not 0 < self.dirichlet_alpha <= 1e6:
+            refuse("partition", "alpha must be a number in (0, 1e+06]")
         groups = CLASSES.get(self.dataset, 0) // 2
         if self.partition == "pathological" and groups and self.clients % groups:
             refuse("clients", f"the pathological partition of {self.dataset} needs a multiple of {groups}")
@@ -195,8 +235,13 @@ class Experiment:
     @cached_property
     def run_id(self) -> str:
         """A short hash of all that affects the result; of a data file the content counts, not the path."""
-        settings = self.to_dict() | {"revision": REVISION}
-        del settings["rules"]  # no more than a name for the four switches, which are there
+        # A setting at its class's default is left out: so a new one leaves the ids of old records as they are.
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        idle = {"rules"}  # no more than a name for the four switches, which are there
+        if self.method in ("fedavg", "fedprox"):  # without a mask and a penalty these change nothing
+            idle |= {"reconfigure_every", "lambda_steps", *RULES["paper"]}
+        settings = {k: v for k, v in self.to_dict().items() if v != defaults[k] and k not in idle}
+        settings["revision"] = REVISION
         if self.dataset not in CLASSES:
             settings["dataset"] = hashlib.sha256(Path(self.dataset).read_bytes()).hexdigest()
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
@@ -205,13 +250,20 @@ class Experiment:
         return dataclasses.asdict(self)
 
     def replace(self, **changes) -> "Experiment":
-        """The same experiment with some settings changed; a new method or new rules bring their own values."""
-        own = {}
-        if "method" in changes:
-            own |= dict.fromkeys(FIXED[self.method]) | dict.fromkeys(FIXED.get(changes["method"], ()))
-        if "rules" in changes:
-            own |= dict.fromkeys(RULES[self.rules])
-        return dataclasses.replace(self, **(own | changes))
+        """The same experiment with some settings changed.
+
+        What is at a default stays at one: a new method, data set or rules bring their own, and what was set by hand
+        is kept, unless the new method fixes it.
+        """
+        open_again = {k: None for k, v in self._defaults().items() if getattr(self, k) == v}
+        method = changes.get("method", self.method)
+        if method != self.method:
+            open_again |= dict.fromkeys(FIXED.get(method, ()))
+            if method in ONE_SPARSITY:
+                open_again["sparsity_initial"] = None
+            if method not in AUTHORS_VARIANT:
+                open_again["variant"] = "original"
+        return dataclasses.replace(self, **(open_again | changes))
 
     def differences_from_paper(self) -> dict:
         """Each setting that is not the paper's, with the paper's value; empty for a run at the paper's scale."""
@@ -233,5 +285,6 @@ class Experiment:
         if name != "smoke" and dataset not in TABLE_II:
             raise ValueError(f"dataset: {dataset!r} is not allowed; the {name} preset has {', '.join(TABLE_II)}")
         settings = {"paper": {}, "laptop": LAPTOP.get(dataset), "smoke": SMOKE}[name]
-        settings = PAPER | TABLE_II.get(dataset, {}) | settings | FIXED[method] | overrides
-        return cls(method=method, dataset=dataset, **settings)
+        if name == "smoke":
+            settings = settings | dict(reconfigure_every=SMOKE_RECONFIGURE_EVERY.get(method, 2))
+        return cls(method=method, dataset=dataset, **(PAPER | settings | overrides))

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -39,11 +39,15 @@ class State:
     statistics: Tensor  # of the batch norms, averaged like weights
     mask_version: int = 0
     held: tuple[int, ...] = ()  # for each client, the version of the mask that it was sent last
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # what a method keeps from round to round
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: one row of metrics a round, and the final model."""
+    """A finished run: one row of metrics a round, and the final model.
+
+    If the loss ceased to be finite, `diverged` is the round in which it did, the last of the metrics.
+    """
 
     experiment: Experiment
     metrics: pd.DataFrame
@@ -52,6 +56,10 @@ class Run:
     statistics: dict[str, Tensor]
     network: nn.Module  # with these weights and statistics, ready to classify normalised images
     provenance: dict
+
+    @property
+    def diverged(self) -> int | None:
+        return self.provenance["diverged"]
 
 
 def aggregate(uploads: Iterable[Mapping[str, Tensor]], sizes: Sequence[int]) -> dict[str, Tensor]:
@@ -90,31 +98,31 @@ class Federation:
             self.net = models.build(exp.model, dataset.num_classes, exp.width, **dataset.image).to(self.device)
         self.layout = models.Layout.of(self.net)
         self.statistics = models.Layout.of_statistics(self.net)
-        self.method = METHODS[exp.method](exp, self.layout)
+        self.uses = models.uses(self.net, dataset.image)
+        self.method = METHODS[exp.method](exp, self)
 
     def start(self) -> State:
         """Default initialisation, pruned with the method's first mask."""
         w = self.layout.flat(dict(self.net.named_parameters()))
         statistics = self.statistics.flat(dict(self.net.named_buffers())).to(self.device)
-        m = self.method.initial_mask()
-        m = m and {k: v.to(self.device) for k, v in m.items()}
+        w, m = self.method.start(w)
         return State(0, self._remembered(w, m), m, statistics, held=(-1,) * self.exp.clients)
 
     def round(self, state: State) -> tuple[State, dict]:
         """One pass of Algorithm 1's outer loop, and what was measured on the way."""
         began, exp, t = time.perf_counter(), self.exp, state.t
-        chosen = self.select(t)
-        mean = aggregate(self._train(state, chosen), [len(self.parts[n]) for n in chosen])
-        w = mean["w"]
-        m = self.method.next_mask(self.layout.weights(w), state.m, t)
+        chosen, kept_back, zeros = self.select(t), {}, []
+        uploads = self._train(state, chosen, kept_back, zeros)
+        mean = aggregate(uploads, [len(self.parts[n]) for n in chosen])
+        w, m, memory = self.method.reconfigure(mean, state, chosen, kept_back)
         regrown, dropped = masks.changes(self.full_mask(state.m), self.full_mask(m))
         after = State(
             t + 1, self._remembered(w, m), m, mean["statistics"],
             mask_version=state.mask_version + bool(regrown or dropped),
-            held=tuple(state.mask_version if n in chosen else v for n, v in enumerate(state.held)),
+            held=tuple(state.mask_version if n in chosen else v for n, v in enumerate(state.held)), memory=memory,
         )  # fmt: skip
         accuracy, loss = self.evaluate(after)
-        downlink, uplink = self._bits(state, chosen)
+        n, billed = self.layout.size, self.method.billed_sparsity(state)
         return after, {
             "round": t + 1,
             "test_accuracy": accuracy,
@@ -124,8 +132,10 @@ class Federation:
             "delta": masks.pruning_error(self.layout.views(w), m or {}),
             "lambda_": self.method.lam(t),
             "learning_rate": learning_rate_at(t, eta_0=exp.learning_rate, decay=exp.learning_rate_decay),
-            "downlink_bits": downlink,
-            "uplink_bits": uplink,
+            "downlink_bits": self.method.downlink_bits(state, chosen),
+            "uplink_bits": self.method.uplink_bits(state, chosen),
+            "downlink_mebibits_authors": len(chosen) * communication.authors_mebibits(billed, n),
+            "uplink_mebibits_authors": sum(communication.authors_mebibits(float(z), n) for z in zeros),
             "regrown": regrown,
             "dropped": dropped,
             "seconds": time.perf_counter() - began,
@@ -136,33 +146,64 @@ class Federation:
         order = torch.randperm(self.exp.clients, generator=stream(self.exp.seed, "select", t))
         return sorted(order[: self.exp.clients_per_round].tolist())
 
-    def _train(self, state: State, chosen: list[int]) -> Iterator[dict[str, Tensor]]:
+    def _train(self, state: State, chosen: list[int], kept_back: dict, zeros: list) -> Iterator[dict[str, Tensor]]:
+        """One upload after the other, less what a client keeps back; and the fraction of zeros in each."""
         for n in chosen:
-            yield self.train_client(state, n)
+            upload = self.train_client(state, n)
+            if "kept back" in upload:
+                kept_back[n] = upload.pop("kept back")
+            zeros.append((upload["w"] == 0).double().mean())
+            yield upload
 
     def train_client(self, state: State, n: int) -> dict[str, Tensor]:
         """What client n uploads: its dense weights, its batch-norm statistics, its mean training loss."""
         exp, t = self.exp, state.t
         w, statistics = state.w.clone(), state.statistics.clone()
-        m = self.method.client_mask(state.m, t, n)
-        order = stream(exp.seed, "batches", t, n)
-        samples = data.batches(self.data, self.parts[n], exp.batch_size, exp.local_epochs, order)
-        self.net.train()
+        m = self.method.client_mask(state, n)
+        start = self.pruned(w, m)
+        w = w if self.method.feedback else start.clone()
+        terms = self.method.terms(t, start)
+        samples = self.batches(n, t, "batches", exp.local_epochs)
         with global_stream(self.device, exp.seed, "dropout", t, n):
-            loss = train_(
-                w,
-                m and self.layout.flat_mask(m, like=w),
-                eager_gradient(self.net, self.layout, self.statistics.views(statistics)),
-                samples,
-                eta=learning_rate_at(t, eta_0=exp.learning_rate, decay=exp.learning_rate_decay),
-                weight_decay=exp.weight_decay,
-                momentum=exp.momentum,
-                terms=self.method.terms(t),
-            )
-        return {"w": w, "statistics": statistics, "loss": loss}
+            loss = self.train_(w, m, samples, t, statistics, terms=terms, feedback=self.method.feedback)
+        return self.method.finish({"w": w, "statistics": statistics, "loss": loss}, terms, m, state, n)
+
+    def train_(
+        self, w: Tensor, m: Mask | None, batches, t: int = 0, statistics: Tensor | None = None, **step
+    ) -> Tensor:
+        """Take a step on each batch, as round t does, and return their mean loss."""
+        exp = self.exp
+        eta = learning_rate_at(t, eta_0=exp.learning_rate, decay=exp.learning_rate_decay)
+        flat = m and self.layout.flat_mask(m, like=w)
+        gradient = self._gradient(statistics)
+        return train_(w, flat, gradient, batches, eta, weight_decay=exp.weight_decay, momentum=exp.momentum, **step)
+
+    def batches(self, n: int, t: int, purpose: str, epochs: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """Client n's samples in an order that belongs to this round and purpose."""
+        order = stream(self.exp.seed, purpose, t, n)
+        return data.batches(self.data, self.parts[n], self.exp.batch_size, epochs, order)
+
+    def batch_gradient(self, w: Tensor, n: int, t: int, purpose: str, loss_of=F.cross_entropy) -> Tensor:
+        """The gradient at w on one batch of client n."""
+        x, y = next(self.batches(n, t, purpose))
+        with global_stream(self.device, self.exp.seed, purpose, t, n):
+            return self._gradient(loss_of=loss_of)(w, x, y)[1]
+
+    def _gradient(self, statistics: Tensor | None = None, loss_of=F.cross_entropy):
+        if statistics is None:  # those of a network that is not kept
+            statistics = self.statistics.flat(dict(self.net.named_buffers())).to(self.device)
+        return eager_gradient(self.net.train(), self.layout, self.statistics.views(statistics), loss_of)
+
+    def accuracy(self, w: Tensor, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
+        """Of these weights on these batches, in training mode as they were trained."""
+        with torch.no_grad():
+            correct = [
+                (functional_call(self.net, self.layout.views(w), (x,)).argmax(1) == y).double() for x, y in batches
+            ]
+        return float(torch.cat(correct).mean())
 
     def evaluate(self, state: State) -> tuple[float, float]:
-        tensors = self.layout.views(self._pruned(state.w, state.m)) | self.statistics.views(state.statistics)
+        tensors = self.layout.views(self.pruned(state.w, state.m)) | self.statistics.views(state.statistics)
         return evaluate(self.net, tensors, self.data.x_test, self.data.y_test, self.data.normalise)
 
     def full_mask(self, m: Mask | None) -> Mask:
@@ -172,27 +213,24 @@ class Federation:
         return {k: torch.ones(s, dtype=torch.bool, device=self.device) for k, s in self.layout.prunable_shapes.items()}
 
     def finished(self, state: State, metrics: pd.DataFrame, provenance: dict) -> Run:
-        weights = self.layout.views(self._pruned(state.w, state.m).cpu())
+        weights = self.layout.views(self.pruned(state.w, state.m).cpu())
         statistics = self.statistics.views(state.statistics.cpu())
         self.net.cpu().eval().load_state_dict({**weights, **statistics}, strict=False)
         m = {k: v.cpu() for k, v in self.full_mask(state.m).items()}
         return Run(self.exp, metrics, weights, m, statistics, self.net, provenance)
 
-    def _pruned(self, w: Tensor, m: Mask | None) -> Tensor:
+    def pruned(self, w: Tensor, m: Mask | None) -> Tensor:
         return w if m is None else w * self.layout.flat_mask(m, like=w)
 
     def _remembered(self, w: Tensor, m: Mask | None) -> Tensor:
         """What of the aggregate is there when the next round begins."""
         # A dense memory need not be sent: a client's gradient is taken at m ⊙ w, so what is masked only adds
         # to its upload, and the server could add it as well. It is not counted as downlink.
-        return w if self.exp.regrowth == "dense_memory" else self._pruned(w, m)
+        return w if self.exp.regrowth == "dense_memory" else self.pruned(w, m)
 
-    def _bits(self, state: State, chosen: list[int]) -> tuple[int, int]:
-        """Downlink and uplink of a round in which these clients were sent this state."""
-        K, sizes = len(chosen), (self.layout.size, self.statistics.size)
-        without_mask = sum(state.held[n] != state.mask_version for n in chosen)
-        down = K * communication.payload_bits(state.m, *sizes) + without_mask * communication.mask_bits(state.m)
-        return down, K * communication.payload_bits(None, *sizes)
+    def payload_bits(self, m: Mask | None) -> int:
+        """One model under this mask."""
+        return communication.payload_bits(m, self.layout.size, self.statistics.size)
 
 
 def run(
@@ -202,6 +240,7 @@ def run(
 
     With `out`, the record is kept in `out/<run_id>/` and is complete up to the last finished round at any time.
     """
+    _check_device(experiment)
     dataset = data.load(experiment.dataset, data_dir, experiment.normalisation)
     with _computing(experiment):
         federation = Federation(experiment, dataset)
@@ -214,7 +253,15 @@ def run(
                 record.save(rows)
                 bar.update()
                 bar.set_postfix(accuracy=f"{row['test_accuracy']:.3f}", sparsity=f"{row['sparsity']:.3f}")
+                if record.provenance["diverged"]:
+                    break
         return federation.finished(state, pd.DataFrame(rows), record.provenance)
+
+
+def _check_device(exp: Experiment) -> None:
+    here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    if exp.device != "cpu" and exp.device not in (here and ["cuda", *here]):
+        raise ValueError(f"device: {exp.device!r} is not allowed; this machine has {', '.join(['cpu', *here])}")
 
 
 def _bar(exp: Experiment, progress: bool) -> tqdm:

@@ -18,7 +18,9 @@ Gradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 Term = Callable[[Tensor, Tensor], None]
 
 
-def eager_gradient(net: nn.Module, layout: Layout, statistics: Mapping[str, Tensor]) -> Gradient:
+def eager_gradient(
+    net: nn.Module, layout: Layout, statistics: Mapping[str, Tensor], loss_of=F.cross_entropy
+) -> Gradient:
     """(u, x, y) -> cross-entropy of the network with parameters u, and its gradient.
 
     Batch norms update `statistics` in place, from this same forward pass at u.
@@ -26,7 +28,7 @@ def eager_gradient(net: nn.Module, layout: Layout, statistics: Mapping[str, Tens
 
     def gradient(u, x, y):
         u = u.detach().requires_grad_()
-        loss = F.cross_entropy(functional_call(net, {**layout.views(u), **statistics}, (x,)), y)
+        loss = loss_of(functional_call(net, {**layout.views(u), **statistics}, (x,)), y)
         (g,) = torch.autograd.grad(loss, u)
         return loss.detach(), g
 
@@ -45,11 +47,39 @@ def add_group_penalty_(g: Tensor, u: Tensor, layers: Sequence[slice], lam: float
         g[z].addcdiv_(u[z], u[z].norm().clamp_min(tiny), value=lam)
 
 
+def add_proximal_(g: Tensor, u: Tensor, anchor: Tensor, mu: float) -> None:
+    """g ← g + μ (u − w_g), the gradient of (μ/2) ‖u − w_g‖²: FedProx holds a client near the model it was sent."""
+    g.add_(u, alpha=mu).sub_(anchor, alpha=mu)
+
+
+def add_channel_penalty_(g: Tensor, u: Tensor, layout: Layout, lam: float, eps: float = 1e-8) -> None:
+    """g ← g + λ ∇(Σ ‖output channel‖₂ + Σ ‖input channel‖₂), each norm √(Σw² + ε), over the prunable layers.
+
+    PruneTrain's group lasso: the first layer has no input groups, the last no output groups.
+    """
+    weights, into = layout.weights(u), layout.weights(g)
+    for k, v in weights.items():
+        if k != layout.prunable[-1]:
+            into[k].addcdiv_(v, channel_norms(v, 0, eps), value=lam)
+        if k != layout.prunable[0]:
+            into[k].addcdiv_(v, channel_norms(v, 1, eps), value=lam)
+
+
+def channel_norms(v: Tensor, axis: int, eps: float = 0.0) -> Tensor:
+    """√(Σw² + ε) of each output (axis 0) or input (axis 1) channel, shaped to divide the weights by it."""
+    others = [i for i in range(v.ndim) if i != axis]
+    return v.square().sum(others, keepdim=True).add(eps).sqrt()
+
+
 def error_feedback_step_(
     w: Tensor, m: Tensor | None, gradient: Gradient, x: Tensor, y: Tensor, eta: float,
     weight_decay: float = 0.0, terms: Iterable[Term] = (), velocity: Tensor | None = None, momentum: float = 0.0,
+    feedback: bool = True,
 ) -> Tensor:  # fmt: skip
-    """w ← w − η (∇f(w ⊙ m) + decay · w): the gradient at the pruned point, the step on the dense one (Eq. 10)."""
+    """w ← w − η (∇f(w ⊙ m) + decay · w): the gradient at the pruned point, the step on the dense one (Eq. 10).
+
+    Without feedback the mask follows the step, and a pruned weight stays where it is (Eq. 7).
+    """
     # Differentiate at u = w ⊙ m itself. Through the product the gradient would be m ⊙ ∇f,
     # and a pruned weight would never move again: pruning without feedback.
     u = w if m is None else w * m
@@ -60,6 +90,8 @@ def error_feedback_step_(
     if velocity is not None:
         g = velocity.mul_(momentum).add_(g)
     w.add_(g, alpha=-eta)
+    if not feedback and m is not None:
+        w.mul_(m)
     return loss
 
 

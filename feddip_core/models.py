@@ -167,3 +167,28 @@ class Layout:
         for k, view in self.weights(flat).items():
             view.copy_(m[k])
         return flat
+
+
+def residual_streams(layout: Layout) -> list[list[str]]:
+    """Of ResNet-18, the convolutions that write into the same sum, stage by stage; of a plain network, none."""
+    if "layer1.0.conv2.weight" not in layout.shapes:
+        return []
+    entries = ["conv1.weight", *(f"layer{i}.0.shortcut.0.weight" for i in (2, 3, 4))]
+    return [[entry, f"layer{i}.0.conv2.weight", f"layer{i}.1.conv2.weight"] for i, entry in enumerate(entries, 1)]
+
+
+def uses(net: nn.Module, image: Mapping[str, int]) -> dict[str, int]:
+    """How often one sample's forward pass uses each prunable weight: the positions of its layer's output."""
+    counts: dict[str, int] = {}
+    names = {module: f"{k}.weight" for k, module in net.named_modules()}
+
+    def count(module, _, output):
+        counts[names[module]] = output[0, 0].numel()
+
+    hooks = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    x = torch.zeros(1, image["channels"], image["size"], image["size"], device=next(net.parameters()).device)
+    with torch.no_grad():
+        net.eval()(x)
+    for hook in hooks:
+        hook.remove()
+    return {k: counts[k] for k in prunable(net)}

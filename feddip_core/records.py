@@ -4,6 +4,7 @@ Files are written beside their place and moved into it, so that a reader never s
 """
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -23,16 +24,24 @@ class Record:
     def __init__(self, exp: Experiment, data_sha256: dict[str, str], out: str | Path | None = None):
         self.exp = exp
         self.folder = out and Path(out) / exp.run_id
-        self.provenance = provenance(exp) | {"data_sha256": data_sha256}
+        self.provenance = provenance(exp) | {"data_sha256": data_sha256, "rounds_done": 0, "diverged": None}
+        self.earlier = self._rounds_of_an_earlier_run() if self.folder else 0
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
             write(self.folder / "config.json", _json(exp.to_dict()))
-            self.save([])
+
+    def _rounds_of_an_earlier_run(self) -> int:
+        try:
+            return int(json.loads((self.folder / "provenance.json").read_text())["rounds_done"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
 
     def save(self, rows: list[dict]) -> None:
         """Replace the record by one that ends with the last of these rows."""
-        self.provenance |= {"rounds_done": len(rows), "saved": _now()}
-        if self.folder:
+        finite = all(math.isfinite(rows[-1][k]) for k in ("train_loss", "test_loss"))
+        self.provenance |= {"rounds_done": len(rows), "diverged": None if finite else len(rows), "saved": _now()}
+        # A record that went further stays until this run has caught up with it.
+        if self.folder and (len(rows) >= self.earlier or not finite):
             write(self.folder / "metrics.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
             write(self.folder / "provenance.json", _json(self.provenance))
 

@@ -3,6 +3,8 @@
 t counts rounds from 0 to T − 1, as in Eq. 9; τ = t + 1 is the round of Algorithm 1, from 1 to T.
 """
 
+import math
+
 
 def sparsity_at(t, T, s_0, s_p):
     """s_t = s_p + (s_0 − s_p)(1 − t/T)³  (Eq. 11)."""
@@ -21,6 +23,11 @@ def lambda_at_authors(t, T, lambda_max):
         return 0.0
     step = min(t // (T // 20), 19) if T >= 20 else 19
     return 5e-4 + (lambda_max - 5e-4) * (step - 1) / 19 if step else 0.0
+
+
+def regrowth_fraction_at(t, T, alpha):
+    """a_t = α/2 · (1 + cos(πt/T)), the share of a layer's weights that FedDST replaces."""
+    return alpha / 2 * (1 + math.cos(math.pi * t / T))
 
 
 def learning_rate_at(t, eta_0, decay):

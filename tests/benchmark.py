@@ -74,6 +74,7 @@ def main():
     for name in sides:
         seconds = statistics.median(t[name] for t in times)
         goal = f"≤ {GOALS[name]:.2f}" if name in GOALS else ""
+        goal += " missed" if name in GOALS and ratios[name] > GOALS[name] else ""
         print(f"{name:<28}{seconds:>9.2f}{ratios.get(name, 1):>8.2f}{goal:>8}")
 
 

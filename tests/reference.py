@@ -85,3 +85,73 @@ def feddip(net, mask, names, select, batches_of, size_of, *, T, R, s_0, s_p, lam
         prune_(pruned_global, mask)
         history.append(mask)
     return pruned_global, mask, history
+
+
+# The mask rules of the other methods, on lists of lists of numbers: one inner list a layer.
+
+
+def layer_counts_mask(weights, counts):
+    """Keep the so many largest magnitudes of each layer."""
+    mask = []
+    for layer, count in zip(weights, counts, strict=True):
+        ranked = sorted(range(len(layer)), key=lambda i: (abs(layer[i]), i))
+        kept = set(ranked[len(layer) - count :])
+        mask.append([i in kept for i in range(len(layer))])
+    return mask
+
+
+def feddst_mask(weights, gradients, mask, fraction):
+    """Drop the smallest active weights of a layer one by one, then bring back one by one the largest gradients."""
+    new = []
+    for w, g, m in zip(weights, gradients, mask, strict=True):
+        m = list(m)
+        dropped = -int(-fraction * sum(m) // 1)
+        for _ in range(dropped):
+            i = min((i for i in range(len(w)) if m[i]), key=lambda i: (abs(w[i]), i))
+            m[i] = False
+        for _ in range(dropped):
+            i = max((i for i in range(len(w)) if not m[i]), key=lambda i: (abs(g[i]), i))
+            m[i] = True
+        new.append(m)
+    return new
+
+
+def prunefl_mask(weights, values, mask, keep, drop):
+    """Keep the largest active weights of each layer, then add the weights of largest value one by one."""
+    safe = []
+    for z, (w, m) in enumerate(zip(weights, mask, strict=True)):
+        active = sorted((i for i in range(len(w)) if m[i]), key=lambda i: (abs(w[i]), i))
+        safe += [(z, i) for i in active[int(drop * len(active)) :]]
+    chosen = set(sorted(safe, key=lambda p: (abs(weights[p[0]][p[1]]), p))[-keep:] if len(safe) > keep else safe)
+    others = [(z, i) for z, w in enumerate(weights) for i in range(len(w)) if (z, i) not in chosen]
+    while len(chosen) < keep:
+        best = max(others, key=lambda p: (values[p[0]][p[1]], p))
+        others.remove(best)
+        chosen.add(best)
+    return [[(z, i) in chosen for i in range(len(w))] for z, w in enumerate(weights)]
+
+
+def channel_mask(matrices, threshold):
+    """Strike out rows, but of the last matrix, and columns, but of the first, without an entry of the threshold."""
+    masks = []
+    for z, matrix in enumerate(matrices):
+        mask = [[True] * len(row) for row in matrix]
+        for i, row in enumerate(matrix):
+            for j in range(len(row)):
+                if z < len(matrices) - 1 and max(abs(v) for v in row) < threshold:
+                    mask[i][j] = False
+                if z > 0 and max(abs(other[j]) for other in matrix) < threshold:
+                    mask[i][j] = False
+        masks.append(mask)
+    return masks
+
+
+def snip_mask(weights, gradients, keep):
+    """Rank every weight by |g · w| and keep the largest."""
+    entries = [
+        (abs(w * g), z, i)
+        for z, (ws, gs) in enumerate(zip(weights, gradients, strict=True))
+        for i, (w, g) in enumerate(zip(ws, gs, strict=True))
+    ]
+    kept = {(z, i) for _, z, i in sorted(entries)[len(entries) - keep :]}
+    return [[(z, i) in kept for i in range(len(w))] for z, w in enumerate(weights)]
