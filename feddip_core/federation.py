@@ -160,7 +160,7 @@ class Federation:
         exp, t = self.exp, state.t
         w, statistics = state.w.clone(), state.statistics.clone()
         m = self.method.client_mask(state, n)
-        start = self.pruned(w, m)
+        start = self.pruned(state.w, m)  # not w, which the steps change in place
         w = w if self.method.feedback else start.clone()
         terms = self.method.terms(t, start)
         samples = self.batches(n, t, "batches", exp.local_epochs)

@@ -49,7 +49,7 @@ def add_group_penalty_(g: Tensor, u: Tensor, layers: Sequence[slice], lam: float
 
 def add_proximal_(g: Tensor, u: Tensor, anchor: Tensor, mu: float) -> None:
     """g ← g + μ (u − w_g), the gradient of (μ/2) ‖u − w_g‖²: FedProx holds a client near the model it was sent."""
-    g.add_(u, alpha=mu).sub_(anchor, alpha=mu)
+    g.add_(u - anchor, alpha=mu)
 
 
 def add_channel_penalty_(g: Tensor, u: Tensor, layout: Layout, lam: float, eps: float = 1e-8) -> None:

@@ -64,9 +64,9 @@ def magnitude_mask(w: Weights, sparsity: float, within: Mask | None = None) -> M
     return _unflat(_largest(magnitude, keep), w)
 
 
-def layer_mask(w: Weights, kept: Mapping[str, int]) -> Mask:
-    """Keep the `kept[l]` largest |w| of each layer l by itself; among equals the first go."""
-    return {k: _largest(v.abs(), kept[k]) for k, v in w.items()}
+def layer_mask(w: Weights, keep: Mapping[str, int], votes: Weights | None = None) -> Mask:
+    """Keep the `keep[l]` largest |w| of each layer l; among equals those with fewer votes go, then the first."""
+    return {k: _largest(v.abs(), keep[k], None if votes is None else votes[k]) for k, v in w.items()}
 
 
 def drop_and_regrow(w: Weights, g: Weights, m: Mask, fraction: float) -> Mask:
@@ -113,9 +113,12 @@ def channel_mask(w: Weights, m: Mask, threshold: float, streams: Sequence[Sequen
     return new
 
 
-def _largest(score: Tensor, count: int) -> Tensor:
-    """True at the `count` largest scores; among equals the first lose."""
-    order = torch.argsort(score.flatten(), stable=True)
+def _largest(score: Tensor, count: int, votes: Tensor | None = None) -> Tensor:
+    """True at the `count` largest scores; among equals those with fewer votes lose, then the first."""
+    order = torch.arange(score.numel(), device=score.device)
+    for key in (votes, score):  # the last key counts most, since sorting keeps the order of equals
+        if key is not None:
+            order = order[torch.argsort(key.flatten()[order], stable=True)]
     mask = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
     mask[order[score.numel() - count :]] = True
     return mask.view(score.shape)

@@ -147,6 +147,7 @@ class Snip(FedAvg):
     """One mask before training, by how much the loss feels each weight; then FedAvg on what is left."""
 
     feedback = False
+    mask = None
 
     def start(self, w):
         if self.exp.sparsity_target == 0:
@@ -335,7 +336,9 @@ class FedDST(FedAvg):
         if "mask" in mean:  # each weight averaged over the clients that hold it
             w = torch.where(mean["mask"] > 0, w / mean["mask"].clamp_min(torch.finfo(w.dtype).tiny), 0)
         if m is not None and self._tau(state.t) is not None:
-            m = masks.layer_mask(self.layout.weights(w), {k: int(v.sum()) for k, v in m.items()})
+            # A weight that has just been brought back is 0 like one that nobody holds: the votes tell them apart.
+            votes = self.layout.weights(mean["mask"]) if "mask" in mean else None
+            m = masks.layer_mask(self.layout.weights(w), {k: int(v.sum()) for k, v in m.items()}, votes)
         return w, m, memory
 
     def uplink_bits(self, state, chosen):

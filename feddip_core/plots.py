@@ -5,6 +5,7 @@ from io import BytesIO
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,9 +13,19 @@ from matplotlib.figure import Figure
 from .records import write
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
-COLOURS = {"fedavg": "#000000", "feddp": "#56B4E9", "dpf": "#009E73", "feddip": "#D55E00"}
-NAMES = {"fedavg": "FedAvg", "feddp": "FedDP", "dpf": "DPF", "feddip": "FedDIP"}
-LINES = {"fedavg": "--", "feddp": "-.", "dpf": ":", "feddip": "-"}
+# Its yellow is too pale for a line on white: darkened; and two more are added.
+COLOURS = {
+    "fedavg": "#000000", "fedprox": "#888888", "feddp": "#56B4E9", "dpf": "#009E73", "feddip": "#D55E00",
+    "feddip_prox": "#CC79A7", "prunefl": "#0072B2", "snip": "#E69F00", "prunetrain": "#A89B00", "feddst": "#661100",
+}  # fmt: skip
+NAMES = {
+    "fedavg": "FedAvg", "fedprox": "FedProx", "feddp": "FedDP", "dpf": "DPF", "feddip": "FedDIP",
+    "feddip_prox": "FedDIP+Prox", "prunefl": "PruneFL", "snip": "SNIP", "prunetrain": "PruneTrain", "feddst": "FedDST",
+}  # fmt: skip
+LINES = {
+    "fedavg": "--", "fedprox": ":", "feddp": "-.", "dpf": ":", "feddip": "-",
+    "feddip_prox": "--", "prunefl": "-.", "snip": "--", "prunetrain": ":", "feddst": "-.",
+}  # fmt: skip
 
 STYLE = {
     "figure.dpi": 110,
@@ -35,12 +46,26 @@ Runs = Mapping[str, pd.DataFrame]  # the metrics of one run for each method
 
 
 def line(ax: Axes, runs: Runs, column: str, scale: float = 1.0, **style) -> Axes:
-    """One curve a method over the rounds."""
+    """One curve a method over the rounds; one that diverged ends in a cross and says so."""
     for method, metrics in runs.items():
-        look = dict(color=COLOURS[method], linestyle=LINES[method], label=NAMES[method]) | style
+        end = diverged_at(metrics)
+        look = dict(color=COLOURS[method], linestyle=LINES[method], label=label(method, end)) | style
         ax.plot(metrics["round"], metrics[column] * scale, **look)
+        if end:
+            last = metrics[metrics["round"] < end].tail(1)
+            ax.plot(last["round"], last[column] * scale, "X", markersize=9, color=look["color"])
     ax.set_xlabel("round")
     return ax
+
+
+def diverged_at(metrics: pd.DataFrame) -> int | None:
+    """The round in which the loss ceased to be finite, if it did."""
+    finite = np.isfinite(metrics[["train_loss", "test_loss"]]).all(axis=1)
+    return None if finite.all() else int(metrics.loc[~finite, "round"].iloc[0])
+
+
+def label(method: str, diverged: int | None) -> str:
+    return NAMES[method] + (f" (diverged in round {diverged})" if diverged else "")
 
 
 def accuracy(ax: Axes, runs: Runs) -> Axes:

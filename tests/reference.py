@@ -90,11 +90,11 @@ def feddip(net, mask, names, select, batches_of, size_of, *, T, R, s_0, s_p, lam
 # The mask rules of the other methods, on lists of lists of numbers: one inner list a layer.
 
 
-def layer_counts_mask(weights, counts):
-    """Keep the so many largest magnitudes of each layer."""
+def layer_counts_mask(weights, counts, votes):
+    """Keep the so many largest magnitudes of each layer, equal ones by their votes."""
     mask = []
-    for layer, count in zip(weights, counts, strict=True):
-        ranked = sorted(range(len(layer)), key=lambda i: (abs(layer[i]), i))
+    for layer, count, vote in zip(weights, counts, votes, strict=True):
+        ranked = sorted(range(len(layer)), key=lambda i: (abs(layer[i]), vote[i], i))
         kept = set(ranked[len(layer) - count :])
         mask.append([i in kept for i in range(len(layer))])
     return mask

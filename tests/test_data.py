@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import socket
 
@@ -83,6 +84,17 @@ def test_batches_cover_every_sample_once_an_epoch(mini):
     assert not torch.equal(seen[0][1], seen[4][1])
 
 
+def test_batches_are_cropped_and_flipped_anew_each_epoch(mini):
+    augmented = dataclasses.replace(mini, crop_padding="zeros")
+    part = torch.arange(50)
+    first, second = (x for x, _ in data.batches(augmented, part, 50, 2, torch.Generator().manual_seed(0)))
+    g = torch.Generator().manual_seed(0)
+    order, offsets = torch.randperm(50, generator=g), torch.randint(0, 9, (2, 50), generator=g)
+    flips = torch.rand(50, generator=g) < 0.5
+    assert torch.equal(first, mini.normalise(data.crop_and_flip(mini.x_train[:50][order], offsets, flips, "zeros")))
+    assert not torch.equal(first.sum((1, 2, 3)).sort().values, second.sum((1, 2, 3)).sort().values)
+
+
 @pytest.mark.parametrize("rule", ["iid", "pathological", "shards", "dirichlet(0.3)", "dirichlet(0.001)"])
 def test_partitions_are_disjoint_complete_and_seeded(rule):
     y = labels(120)
@@ -157,6 +169,7 @@ def test_own_data_train(tmp_path):
         (dict(y_test=None), "y_test"),
         (dict(x_train=np.zeros((40, 28, 28))), "x_train is float64 with shape"),
         (dict(x_train=np.zeros((40, 28, 20), np.uint8)), "28 × 20; they must be square"),
+        (dict(x_train=np.zeros((40, 28, 28, 4), np.uint8)), "one or three channels"),
         (dict(y_train=np.arange(39)), "y_train must hold one label"),
         (dict(y_train=np.full(40, -1)), "y_train must hold one label"),
         (dict(y_test=np.full(8, 9)), "y_test holds a label that y_train does not"),
@@ -171,12 +184,18 @@ def test_bad_data_are_named(tmp_path, changes, problem):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "method", "npy", "empty"])
 def test_a_damaged_npz_is_named(tmp_path, damage):
     path = save_npz(tmp_path / "own.npz")
     content = bytearray(path.read_bytes())
-    content[2000] ^= 0xFF
-    path.write_bytes(content[:4000] if damage == "truncate" else content)
+    if damage == "flip":
+        content[2000] ^= 0xFF
+    if damage == "method":  # in the central directory: a compression that zip does not know
+        content[content.rindex(b"PK\x01\x02") + 10] ^= 0x40
+    path.write_bytes({"truncate": content[:4000], "empty": b""}.get(damage, content))
+    if damage == "npy":
+        with open(path, "wb") as file:
+            np.save(file, np.arange(3))
     with pytest.raises(DataError, match=r"own\.npz: not a readable \.npz"):
         data.load(str(path))
 
@@ -241,24 +260,18 @@ def test_a_damaged_cifar_file_is_named_and_never_unpickled(tmp_path):
         data.load("cifar10", tmp_path)
 
 
-def test_no_data_and_no_network_is_one_clear_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", data.TORCHVISION)
+def test_no_data_and_no_network_is_one_clear_error_every_time(tmp_path, monkeypatch, name):
     no_network(monkeypatch)
     monkeypatch.setenv("FEDDIP_DATA", str(tmp_path / "variable"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(DataError, match="cifar100 is not on this machine") as caught:
-        data.load("cifar100", tmp_path / "argument")
+    for _ in range(2):  # a failed download leaves nothing that looks like data
+        with pytest.raises(DataError, match=f"{name} is not on this machine") as caught:
+            data.load(name, tmp_path / "argument")
     message = str(caught.value)
-    for word in [
-        "argument",
-        "variable",
-        "cache",
-        "cifar100.npz",
-        "cifar-100-python",
-        "FEDDIP_DATA",
-        "data_dir",
-        "fashion_mini",
-    ]:
+    for word in ("argument", "variable", "cache", "FEDDIP_DATA", "data_dir", "fashion_mini", f"{name}.npz"):
         assert word in message
+    assert data.TORCHVISION[name][1] in message
 
 
 def test_cifar_is_normalised_channel_by_channel(tmp_path, monkeypatch):

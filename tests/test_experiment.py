@@ -11,15 +11,15 @@ from feddip_core.experiment import FIXED, RULES
 
 WRONG = {
     "method": ["fedsgd", 3, None],
-    "dataset": ["mnist", "", 5],
+    "dataset": ["mnist", "", 5, None],
     "model": ["vgg", 1],
     "width": [0, -1, 9, "wide", math.nan],
-    "partition": ["even", "dirichlet", "dirichlet(0)", "dirichlet(-1)", "dirichlet(a)"],
+    "partition": ["even", "dirichlet", "dirichlet(0)", "dirichlet(-1)", "dirichlet(a)", "dirichlet(1e9)"],
     "clients": [0, 2.5, "ten", True],
     "clients_per_round": [0, 51, None],
     "rounds": [0, -3, 10.0, "10"],
     "local_epochs": [0, 1.5],
-    "batch_size": [0, None],
+    "batch_size": [0, 32.0],
     "learning_rate": [0, -0.1, math.inf, "fast"],
     "learning_rate_decay": [0, 1.1],
     "momentum": [-0.1, 1.0],
@@ -30,6 +30,9 @@ WRONG = {
     "lambda_max": [-1e-3, math.inf],
     "lambda_steps": [0, 0.5],
     "prox_mu": [-1, 0.1],
+    "prunetrain_threshold": [-1e-4, "small"],
+    "feddst_alpha": [-0.1, 1.5],
+    "variant": ["mine", None, "authors"],
     "rules": ["mine", None],
     "initial_mask": ["dense"],
     "regrowth": ["never"],
@@ -65,12 +68,16 @@ def test_messages_say_what_is_allowed():
         Experiment(width=9)
     with pytest.raises(ValueError, match=r"learning_rate: 0 is not allowed; it must be a number in \(0, ∞\)$"):
         Experiment(learning_rate=0)
-    with pytest.raises(ValueError, match=r"it must be one of fedavg, feddp, dpf, feddip"):
+    with pytest.raises(
+        ValueError, match=r"it must be one of fedavg, fedprox, feddp, dpf, feddip, feddip_prox, prunefl, "
+    ):
         Experiment(method="fedsgd")
     with pytest.raises(ValueError, match=r"clients_per_round: 51 is not allowed; it must be at most clients, 50"):
         Experiment(clients_per_round=51)
     with pytest.raises(ValueError, match=r"lambda_max: 0.001 is not allowed; the method feddp has it at 0"):
         Experiment(method="feddp", lambda_max=1e-3)
+    with pytest.raises(ValueError, match=r"sparsity_initial: 0.5 is not allowed; the method snip has it at sparsity_t"):
+        Experiment(method="snip", sparsity_initial=0.5)
     with pytest.raises(ValueError, match=r"clients: 12 is not allowed; .* needs a multiple of 5"):
         Experiment(clients=12, partition="pathological")
     with pytest.raises(ValueError, match=r"dataset: 'no/such.npz' is not allowed; there is no such file"):
@@ -122,6 +129,7 @@ def test_what_is_less_than_the_paper_says_so():
 def test_every_preset_has_every_method(preset, method):
     e = Experiment.preset(preset, method=method)
     assert {k: getattr(e, k) for k in FIXED[method]} == FIXED[method]
+    assert e.replace() == e
 
 
 def test_rules_set_four_switches_and_each_can_be_set_alone():
@@ -129,9 +137,13 @@ def test_rules_set_four_switches_and_each_can_be_set_alone():
     assert {k: getattr(e, k) for k in RULES["authors"]} == RULES["authors"]
     e = Experiment(rules="authors", regrowth="dense_memory")
     assert {k: getattr(e, k) for k in RULES["authors"]} == RULES["authors"] | dict(regrowth="dense_memory")
-    e = e.replace(rules="paper")
-    assert {k: getattr(e, k) for k in RULES["paper"]} == RULES["paper"]
-    assert (e.initial_mask, e.regrowth, e.reconfigure_at, e.lambda_schedule) == ("erk", "paper", "paper", "paper")
+    e = e.replace(rules="paper")  # keeps the one that was set by hand
+    assert (e.initial_mask, e.regrowth, e.reconfigure_at, e.lambda_schedule) == (
+        "erk",
+        "dense_memory",
+        "paper",
+        "paper",
+    )
 
 
 def test_replacing_the_method_brings_its_own_settings():
@@ -139,6 +151,31 @@ def test_replacing_the_method_brings_its_own_settings():
     fedavg = feddip.replace(method="fedavg")
     assert (fedavg.sparsity_target, fedavg.lambda_max, fedavg.rounds) == (0.0, 0.0, feddip.rounds)
     assert fedavg.replace(method="feddp", seed=1).sparsity_target == 0.9
+
+
+def test_replacing_the_method_keeps_what_was_set_by_hand():
+    mine = Experiment.preset("smoke", sparsity_target=0.95, sparsity_initial=0.3, reconfigure_every=3)
+    feddp = mine.replace(method="feddp")
+    assert (feddp.sparsity_initial, feddp.sparsity_target, feddp.reconfigure_every) == (0.3, 0.95, 3)
+    assert mine.replace(method="fedavg").sparsity_target == 0
+    assert mine.replace(method="snip").sparsity_initial == 0.95
+
+
+def test_the_data_set_brings_its_own_column():
+    assert Experiment(dataset="cifar100") == Experiment.preset("paper", dataset="cifar100")
+    assert Experiment().replace(dataset="cifar10") == Experiment.preset("paper", dataset="cifar10")
+    assert Experiment(learning_rate=0.3).replace(dataset="cifar10").learning_rate == 0.3
+
+
+def test_a_path_is_a_path(tmp_path):
+    (tmp_path / "own.npz").touch()
+    assert Experiment(dataset=tmp_path / "own.npz", model="lenet5").dataset == str(tmp_path / "own.npz")
+
+
+def test_fedavgs_id_does_not_depend_on_what_it_does_not_use():
+    fedavg = Experiment(method="fedavg")
+    assert fedavg.replace(rules="authors", reconfigure_every=7).run_id == fedavg.run_id
+    assert Experiment(rules="authors").run_id != Experiment().run_id
 
 
 def test_run_id_is_a_hash_of_what_affects_the_result():

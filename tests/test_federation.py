@@ -112,7 +112,7 @@ def test_the_authors_times_and_masks(tiny, mini):
     runs = list(states(exp, mini))
     federation, start, _ = runs[0]
     assert start.m is None  # the first model goes out dense
-    own = [federation.method.client_mask(None, 0, n) for n in (0, 1)]
+    own = [federation.method.client_mask(start, n) for n in (0, 1)]
     assert masks.sparsity_of(own[0]) == pytest.approx(0.5, abs=1e-3)
     assert masks.changes(*own) != (0, 0)
     n_w = sum(v.numel() for v in own[0].values())
@@ -164,13 +164,57 @@ def test_in_the_authors_order_masks_are_nested_and_feedback_is_inert(tiny, mini)
 
     def without_feedback(state, n):
         upload = honest(state, n)
-        return upload | {"w": federation._pruned(upload["w"], state.m)}
+        return upload | {"w": federation.pruned(upload["w"], state.m)}
 
     federation.train_client = without_feedback
     state = federation.start()
     for _ in range(exp.rounds):
         state, _ = federation.round(state)
     assert torch.equal(state.w, visited[-1][0].w)
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(reconfigure_at="authors"), dict(sparsity_initial=0.9, sparsity_target=0.9)], ids=["early", "flat"]
+)
+def test_in_the_authors_order_nothing_returns_even_if_the_first_mask_has_a_zero_too_many(tiny, mini, settings):
+    """ERK rounds down layer by layer, so its mask has a few zeros more than the sparsity asks for."""
+    for _, _, row in states(tiny(width=1.0, regrowth="authors", rounds=3, **settings), mini):
+        assert not row or row["regrown"] == 0
+
+
+def test_each_switch_acts_alone(tiny, mini):
+    rows = [row for _, _, row in states(tiny(lambda_schedule="authors20"), mini)][1:]
+    assert {row["lambda_"] for row in rows} == {5e-4 + 5e-4 * 18 / 19}  # fewer rounds than steps: always the last one
+    *_, row = states(tiny(initial_mask="authors", rounds=1, sparsity_initial=0.3), mini)
+    assert row[2]["sparsity"] == pytest.approx(0.3, abs=1e-4)  # a mask at s_0 after the first round, out of turn
+    dense, masked = (Federation(tiny(initial_mask="authors", sparsity_initial=s), mini) for s in (0.0, 0.5))
+    assert torch.equal(dense.start().w, masked.start().w)
+    assert not torch.equal(*(f.train_client(f.start(), 0)["w"] for f in (dense, masked)))
+
+
+def test_delta_is_that_of_the_average_before_pruning(tiny, mini):
+    exp = tiny(rounds=2)
+    visited = list(states(exp, mini))
+    federation, state = visited[1][:2]
+    uploads = [federation.train_client(state, n)["w"].double() for n in federation.select(1)]
+    w = sum(uploads) / 2
+    lost = w * (1 - federation.layout.flat_mask(visited[2][1].m, like=w))
+    assert visited[2][2]["delta"] == pytest.approx(float(lost.square().sum() / w.square().sum()), rel=1e-5)
+    assert visited[2][2]["delta"] > 1e-3
+
+
+def test_what_run_hands_to_the_data(tiny, monkeypatch):
+    asked = []
+    monkeypatch.setattr(data, "load", lambda *a: asked.append(a) or (_ for _ in ()).throw(InterruptedError))
+    with pytest.raises(InterruptedError):
+        run(tiny(normalisation="authors"), data_dir="here")
+    assert asked == [("fashion_mini", "here", "authors")]
+
+
+def test_a_device_that_is_not_there_is_refused_before_data_are_read(tiny, monkeypatch):
+    monkeypatch.setattr(data, "load", lambda *a: pytest.fail("data were read"))
+    with pytest.raises(ValueError, match=r"device: 'cuda:99' is not allowed; this machine has cpu"):
+        run(tiny(device="cuda:99"))
 
 
 def test_a_dense_memory_is_centralised_dpf(tiny, mini):
@@ -208,11 +252,15 @@ def test_same_seed_same_bits(tiny):
 
 def test_a_run_leaves_the_global_generator_and_threads_alone(tiny):
     torch.manual_seed(5)
-    expected, threads = torch.rand(3), torch.get_num_threads()
+    expected = torch.rand(3)
     torch.manual_seed(5)
-    run(tiny(rounds=1, model="alexnet", width=0.05))
-    assert torch.equal(torch.rand(3), expected)
-    assert torch.get_num_threads() == threads
+    torch.set_num_threads(2)
+    try:
+        run(tiny(rounds=1, model="alexnet", width=0.05))
+        assert torch.equal(torch.rand(3), expected)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("model", ["lenet5", "alexnet", "resnet18"])
@@ -328,7 +376,8 @@ def test_metrics_have_their_columns(tiny):
     metrics = run(tiny(rounds=2)).metrics
     assert list(metrics.columns) == [
         "round", "test_accuracy", "test_loss", "train_loss", "sparsity", "delta", "lambda_", "learning_rate",
-        "downlink_bits", "uplink_bits", "regrown", "dropped", "seconds",
+        "downlink_bits", "uplink_bits", "downlink_mebibits_authors", "uplink_mebibits_authors", "regrown", "dropped",
+        "seconds",
     ]  # fmt: skip
     assert metrics["round"].tolist() == [1, 2]
 

@@ -94,7 +94,7 @@ def test_local_training_mixes_no_devices_and_never_waits(tiny, model):
     federation.data, federation.parts = dataset.to(meta), [p.to(meta) for p in federation.parts]
     m = {k: torch.ones(s, dtype=torch.bool, device=meta) for k, s in federation.layout.prunable_shapes.items()}
     state = dataclasses.replace(state, t=5, w=state.w.to(meta), statistics=state.statistics.to(meta), m=m)
-    assert federation.method.terms(5)
+    assert federation.method.terms(5, state.w)
     upload = federation.train_client(state, 0)
     assert {k: v.device.type for k, v in upload.items()} == dict.fromkeys(("w", "statistics", "loss"), "meta")
     assert upload["w"].shape == state.w.shape

@@ -97,6 +97,24 @@ def test_among_equal_magnitudes_the_first_go():
     assert [v.tolist() for v in m.values()] == [[False, False, False], [False, True, True]]
 
 
+def test_masks_are_checked():
+    w = {"a": torch.ones(2)}
+    for wrong in (torch.ones(2), torch.ones(2, dtype=torch.uint8)):
+        with pytest.raises(TypeError, match=r"mask a: torch\.\w+ is not allowed; it must be torch\.bool"):
+            masks.pruning_error(w, {"a": wrong})
+    with pytest.raises(ValueError, match="mask b: there is no tensor of that name"):
+        masks.apply_mask(w, {"b": torch.ones(2, dtype=torch.bool)})
+    for s in (-0.1, 1.5, 90):
+        with pytest.raises(ValueError, match=f"sparsity: {s} is not allowed"):
+            masks.magnitude_mask(w, s)
+
+
+def test_a_mask_within_another_is_nested():
+    w, old = {"a": torch.tensor([9.0, 0.0, 3.0, 5.0])}, {"a": torch.tensor([False, True, True, True])}
+    assert masks.magnitude_mask(w, 0.5, within=old)["a"].tolist() == [False, False, True, True]
+    assert masks.magnitude_mask(w, 0.0, within=old)["a"].tolist() == [False, True, True, True]
+
+
 def test_a_mask_leaves_alone_what_it_does_not_name():
     bias = torch.tensor([1.0])
     assert masks.apply_mask({"bias": bias}, {})["bias"] is bias

@@ -1,7 +1,6 @@
 """Notebooks keep their template, and every one runs headlessly; nbval compares their outputs in a step of its own."""
 
 import ast
-import os
 from pathlib import Path
 
 import nbformat
@@ -79,4 +78,3 @@ def test_papermill_runs_it_and_it_leaves_its_results(path, tmp_path):
     assert not any(output.output_type == "error" for cell in code(executed) for output in cell.outputs)
     written = {p.suffix for p in (tmp_path / "outputs").rglob("*") if p.is_file()}
     assert {".png", ".svg", ".json", ".csv"} <= written
-    assert os.environ.get("TQDM_DISABLE")

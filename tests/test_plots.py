@@ -3,6 +3,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -17,6 +18,8 @@ def runs():
         "test_accuracy": [0.1, 0.4, 0.5, 0.6],
         "sparsity": [0.5, 0.7, 0.7, 0.9],
         "lambda_": [0, 0, 1e-4, 1e-4],
+        "test_loss": [2.3, 1.5, 1.2, 1.0],
+        "train_loss": [2.3, 1.4, 1.1, 0.9],
         "delta": [0.01, 0.2, 0.02, 0.1],
         "dropped": [0, 5, 0, 5],
         "regrown": [0, 1, 0, 0],
@@ -36,10 +39,21 @@ def test_the_quickstart_figure_shows_the_runs(runs):
     plt.close(figure)
 
 
+def test_a_run_that_diverged_is_shown_as_such(runs):
+    diverged = runs["feddip"].assign(test_loss=[2.3, 1.5, np.inf, np.nan])
+    assert plots.diverged_at(runs["feddip"]) is None
+    assert plots.diverged_at(diverged) == 3
+    figure, ax = plt.subplots()
+    plots.accuracy(ax, {"feddip": diverged})
+    assert ax.lines[0].get_label() == "FedDIP (diverged in round 3)"
+    assert (ax.lines[1].get_marker(), ax.lines[1].get_xdata().tolist()) == ("X", [2])
+    plt.close(figure)
+
+
 def test_every_method_has_its_own_colour_name_and_line():
     for table in (plots.COLOURS, plots.NAMES, plots.LINES):
         assert set(table) == set(FIXED)
-    assert len(set(plots.COLOURS.values())) == len(FIXED)
+    assert len(set(plots.COLOURS.values())) == len(FIXED) == 10
 
 
 def test_a_saved_figure_has_the_same_bytes_twice(runs, tmp_path):

@@ -51,6 +51,22 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.csv"]
 
 
+def test_a_second_run_that_stops_early_leaves_the_finished_record(tiny, tmp_path, monkeypatch):
+    exp = tiny(rounds=3)
+    run(exp, out=tmp_path)
+    finished = (tmp_path / exp.run_id / "metrics.csv").read_text()
+    save = records.Record.save
+
+    def interrupt(self, rows):
+        save(self, rows)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(records.Record, "save", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(exp, out=tmp_path)
+    assert (tmp_path / exp.run_id / "metrics.csv").read_text() == finished
+
+
 def test_without_out_nothing_is_written(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(tiny(rounds=1))
