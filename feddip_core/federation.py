@@ -6,7 +6,7 @@ network and summed as they finish, so memory grows neither with N nor with K.
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,12 +156,13 @@ class Federation:
             yield upload
 
     def train_client(self, state: State, n: int) -> dict[str, Tensor]:
-        """What client n uploads: its dense weights, its batch-norm statistics, its mean training loss."""
+        """What client n uploads: its weights, its batch-norm statistics, its mean training loss."""
         exp, t = self.exp, state.t
-        w, statistics = state.w.clone(), state.statistics.clone()
         m = self.method.client_mask(state, n)
-        start = self.pruned(state.w, m)  # not w, which the steps change in place
-        w = w if self.method.feedback else start.clone()
+        start = self.pruned(state.w, m)
+        # Copies, since the steps change them in place, while a proximal term goes on looking at the start.
+        w = state.w.clone() if self.method.feedback else start.clone()
+        statistics = state.statistics.clone()
         terms = self.method.terms(t, start)
         samples = self.batches(n, t, "batches", exp.local_epochs)
         with global_stream(self.device, exp.seed, "dropout", t, n):
@@ -234,11 +235,17 @@ class Federation:
 
 
 def run(
-    experiment: Experiment, out: str | Path | None = None, *, data_dir: str | Path | None = None, progress: bool = True
+    experiment: Experiment,
+    out: str | Path | None = None,
+    *,
+    data_dir: str | Path | None = None,
+    observe: Callable[[Federation, State], None] | None = None,
+    progress: bool = True,
 ) -> Run:
     """Train, and return the metrics of every round and the final sparse model.
 
     With `out`, the record is kept in `out/<run_id>/` and is complete up to the last finished round at any time.
+    `observe(federation, state)` is called after every round; a state is never changed, and may be kept.
     """
     _check_device(experiment)
     dataset = data.load(experiment.dataset, data_dir, experiment.normalisation)
@@ -251,6 +258,8 @@ def run(
                 state, row = federation.round(state)
                 rows.append(row)
                 record.save(rows)
+                if observe:
+                    observe(federation, state)
                 bar.update()
                 bar.set_postfix(accuracy=f"{row['test_accuracy']:.3f}", sparsity=f"{row['sparsity']:.3f}")
                 if record.provenance["diverged"]:

@@ -1,5 +1,6 @@
 """One style and one function a figure: metrics of runs in, a figure out, the same colour for a method everywhere."""
 
+from base64 import b64encode
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -8,7 +9,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from .records import write
 
@@ -128,12 +131,94 @@ def quickstart(runs: Runs, clients_per_round: int, pruned: str = "feddip") -> Fi
     return figure
 
 
+def side_by_side(runs: Runs) -> Figure:
+    """Accuracy by round, and accuracy by what was sent until then, both ways."""
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+        accuracy(left, runs)
+        for method, metrics in runs.items():
+            sent = (metrics["downlink_bits"] + metrics["uplink_bits"]).cumsum() / 8e6
+            right.plot(sent, metrics["test_accuracy"], color=COLOURS[method], linestyle=LINES[method])
+            right.plot(sent.iloc[-1], metrics["test_accuracy"].iloc[-1], "o", markersize=5, color=COLOURS[method])
+        right.set(title="… against everything sent so far", xlabel="megabytes, both ways, masks included")
+        left.get_legend().remove()
+        figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
+    return figure
+
+
+def mask_history(histories: Mapping[str, np.ndarray]) -> Figure:
+    """For each method one picture, a row a round and a column a weight: pruned, kept, or brought back in that round.
+
+    A history is a boolean array, rounds × weights. Weights are sorted by how long they were kept.
+    """
+    colours = ListedColormap(["#F2F2F2", "#7A8B99", "#D55E00"])
+    with plt.rc_context(STYLE | {"axes.grid": False}):
+        rows = -(-len(histories) // 2)
+        figure, axes = plt.subplots(rows, 2, figsize=(11, 1.25 * rows + 0.6), sharex=True, layout="constrained")
+        for ax, (method, kept) in zip(axes.flat, histories.items(), strict=False):
+            back = np.zeros_like(kept)
+            back[1:] = kept[1:] & ~kept[:-1]
+            order = np.argsort(-kept.sum(0), kind="stable")
+            picture = kept[:, order].astype(int) + back[:, order]
+            ax.imshow(picture, cmap=colours, vmin=0, vmax=2, aspect="auto", interpolation="nearest")
+            ax.set(title=NAMES[method], yticks=[0, len(kept) - 1], yticklabels=["first", "last"])
+        for ax in axes[-1]:
+            ax.set_xlabel("weights of one layer, longest kept first")
+        figure.supylabel("round", fontsize=10)
+        patches = [
+            Patch(color=c, label=t) for c, t in zip(colours.colors, ("pruned", "kept", "brought back"), strict=True)
+        ]
+        figure.legend(handles=patches, loc="outside upper right", ncols=3)
+    return figure
+
+
+def final_weights(weights: Mapping[str, np.ndarray]) -> Figure:
+    """Where the weights that are not zero ended, one box a method: quartiles, and whiskers from 1 % to 99 %."""
+    with plt.rc_context(STYLE):
+        figure, ax = plt.subplots(figsize=(9, 3.8), layout="constrained")
+        magnitudes = [np.abs(w[w != 0]) for w in weights.values()]
+        boxes = ax.boxplot(
+            magnitudes, whis=(1, 99), showfliers=False, patch_artist=True, medianprops={"color": "white"}
+        )
+        for box, method in zip(boxes["boxes"], weights, strict=True):
+            box.set(facecolor=COLOURS[method], edgecolor=COLOURS[method])
+        shares = [f"{NAMES[k]}\n{len(m) / len(w):.0%}" for (k, w), m in zip(weights.items(), magnitudes, strict=True)]
+        ax.set(yscale="log", ylabel="|w|", title="Magnitude of the weights that are left, and their share")
+        ax.set_xticks(range(1, len(shares) + 1), shares, fontsize=8)
+    return figure
+
+
+class Picture:
+    """A figure in a notebook, with words for those who cannot see it."""
+
+    def __init__(self, png: bytes, alt: str):
+        self.png, self.alt = png, alt
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        picture = {"image/png": b64encode(self.png).decode(), "text/plain": self.alt}
+        return picture, {"image/png": {"alt": self.alt}}
+
+
+def show(figure: Figure, alt: str, out: str | Path = "", name: str = "") -> Picture:
+    """Hand the figure to the notebook; with `out` also keep it as `out`/figures/`name`.png and .svg."""
+    if out:
+        save(figure, Path(out) / "figures", name)
+    picture = Picture(rendered(figure, "png", dpi=STYLE["figure.dpi"]), alt)
+    plt.close(figure)  # or the notebook would show it a second time
+    return picture
+
+
 def save(figure: Figure, folder: str | Path, name: str) -> None:
     """Write `name`.png and `name`.svg, the same bytes for the same figure."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for ending, metadata in {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}.items():
-        picture = BytesIO()
-        with plt.rc_context(STYLE):
-            figure.savefig(picture, format=ending, metadata=metadata)
-        write(folder / f"{name}.{ending}", picture.getvalue())
+    for form in ("png", "svg"):
+        write(folder / f"{name}.{form}", rendered(figure, form))
+
+
+def rendered(figure: Figure, form: str, **how) -> bytes:
+    metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}[form]  # they change with the day
+    picture = BytesIO()
+    with plt.rc_context(STYLE):
+        figure.savefig(picture, format=form, metadata=metadata, **how)
+    return picture.getvalue()

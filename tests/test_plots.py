@@ -1,3 +1,5 @@
+import base64
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -24,6 +26,7 @@ def runs():
         "dropped": [0, 5, 0, 5],
         "regrown": [0, 1, 0, 0],
         "downlink_bits": [80_000] * 4,
+        "uplink_bits": [160_000] * 4,
     }
     metrics = pd.DataFrame(columns)
     return {"fedavg": metrics.assign(downlink_bits=160_000), "feddip": metrics}
@@ -54,6 +57,29 @@ def test_every_method_has_its_own_colour_name_and_line():
     for table in (plots.COLOURS, plots.NAMES, plots.LINES):
         assert set(table) == set(FIXED)
     assert len(set(plots.COLOURS.values())) == len(FIXED) == 10
+
+
+def test_a_shown_figure_is_a_picture_with_words_and_is_closed(runs, tmp_path):
+    picture = plots.show(plots.quickstart(runs, clients_per_round=2), "four panels", tmp_path, "figure")
+    data, metadata = picture._repr_mimebundle_()
+    assert data["text/plain"] == metadata["image/png"]["alt"] == "four panels"
+    assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+    assert plt.get_fignums() == []
+    assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == ["figure.png", "figure.svg"]
+
+
+def test_figures_of_many_methods(runs):
+    history = {name: np.array([[True, True, False], [True, False, True]]) for name in ("snip", "feddst", "feddip")}
+    for figure in (
+        plots.side_by_side(runs),
+        plots.mask_history(history),
+        plots.final_weights({"snip": np.array([0, 0.1])}),
+    ):
+        assert figure.axes
+        plt.close(figure)
+    figure = plots.mask_history(history)
+    assert figure.axes[0].images[0].get_array().tolist() == [[1, 1, 0], [1, 0, 2]]
+    plt.close(figure)
 
 
 def test_a_saved_figure_has_the_same_bytes_twice(runs, tmp_path):
