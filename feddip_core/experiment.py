@@ -43,7 +43,7 @@ OWN = {
     "fedprox": dict(prox_mu=0.01),
     "feddip_prox": dict(prox_mu=0.01),
     "prunefl": dict(reconfigure_every=20),
-    "prunetrain": dict(reconfigure_every=1, lambda_max=1e-4),
+    "prunetrain": dict(reconfigure_every=1, lambda_max=1e-4),  # 1e-2 in the authors' code
     "feddst": dict(reconfigure_every=20),
 }
 # Where the paper's text and its authors' released code differ.
@@ -191,6 +191,8 @@ class Experiment:
         }  # fmt: skip
         if self.method == "snip" and (self.model or defaults["model"]) == "alexnet":
             defaults["sparsity_target"] = 0.8  # at 0.9 it diverges, says the paper
+        if self.method == "prunetrain" and self.variant == "authors":
+            defaults["lambda_max"] = 0.01
         if self.method in ONE_SPARSITY:
             target = defaults["sparsity_target"] if self.sparsity_target is None else self.sparsity_target
             defaults["sparsity_initial"] = target

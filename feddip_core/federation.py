@@ -105,8 +105,9 @@ class Federation:
         """Default initialisation, pruned with the method's first mask."""
         w = self.layout.flat(dict(self.net.named_parameters()))
         statistics = self.statistics.flat(dict(self.net.named_buffers())).to(self.device)
-        w, m = self.method.start(w)
-        return State(0, self._remembered(w, m), m, statistics, held=(-1,) * self.exp.clients)
+        w, m, memory = self.method.start(w)
+        held = (0 if self.method.all_hold_first_mask else -1,) * self.exp.clients
+        return State(0, self._remembered(w, m), m, statistics, held=held, memory=memory)
 
     def round(self, state: State) -> tuple[State, dict]:
         """One pass of Algorithm 1's outer loop, and what was measured on the way."""
@@ -123,6 +124,7 @@ class Federation:
         )  # fmt: skip
         accuracy, loss = self.evaluate(after)
         n, billed = self.layout.size, self.method.billed_sparsity(state)
+        extra = [bits / communication.MEBI for bits in self.method.extra_bits_authors(state)]
         return after, {
             "round": t + 1,
             "test_accuracy": accuracy,
@@ -134,8 +136,8 @@ class Federation:
             "learning_rate": learning_rate_at(t, eta_0=exp.learning_rate, decay=exp.learning_rate_decay),
             "downlink_bits": self.method.downlink_bits(state, chosen),
             "uplink_bits": self.method.uplink_bits(state, chosen),
-            "downlink_mebibits_authors": len(chosen) * communication.authors_mebibits(billed, n),
-            "uplink_mebibits_authors": sum(communication.authors_mebibits(float(z), n) for z in zeros),
+            "downlink_mebibits_authors": len(chosen) * communication.authors_mebibits(billed, n) + extra[0],
+            "uplink_mebibits_authors": sum(communication.authors_mebibits(float(z), n) for z in zeros) + extra[1],
             "regrown": regrown,
             "dropped": dropped,
             "seconds": time.perf_counter() - began,
@@ -195,17 +197,21 @@ class Federation:
             statistics = self.statistics.flat(dict(self.net.named_buffers())).to(self.device)
         return eager_gradient(self.net.train(), self.layout, self.statistics.views(statistics), loss_of)
 
+    @torch.no_grad()
     def accuracy(self, w: Tensor, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
-        """Of these weights on these batches, in training mode as they were trained."""
-        with torch.no_grad():
-            correct = [
-                (functional_call(self.net, self.layout.views(w), (x,)).argmax(1) == y).double() for x, y in batches
-            ]
-        return float(torch.cat(correct).mean())
+        """Of these weights on these batches, in training mode, as they were trained."""
+        statistics = self.statistics.flat(dict(self.net.named_buffers())).to(self.device)
+        tensors = self.layout.views(w) | self.statistics.views(statistics)
+        right = [(functional_call(self.net.train(), tensors, (x,)).argmax(1) == y).double() for x, y in batches]
+        return float(torch.cat(right).mean())
 
     def evaluate(self, state: State) -> tuple[float, float]:
         tensors = self.layout.views(self.pruned(state.w, state.m)) | self.statistics.views(state.statistics)
         return evaluate(self.net, tensors, self.data.x_test, self.data.y_test, self.data.normalise)
+
+    def mask_of(self, flat: Tensor) -> Mask:
+        """The mask that `Layout.flat_mask` made a vector of."""
+        return {k: v.bool() for k, v in self.layout.weights(flat).items()}
 
     def full_mask(self, m: Mask | None) -> Mask:
         """The mask itself, and of a dense model one that keeps all."""

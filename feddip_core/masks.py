@@ -69,16 +69,19 @@ def layer_mask(w: Weights, keep: Mapping[str, int], votes: Weights | None = None
     return {k: _largest(v.abs(), keep[k], None if votes is None else votes[k]) for k, v in w.items()}
 
 
-def drop_and_regrow(w: Weights, g: Weights, m: Mask, fraction: float) -> Mask:
-    """FedDST: drop ⌈a · active⌉ smallest |w| of each layer, and bring back as many where |g| is largest."""
-    new = {}
+def drop_and_regrow(w: Weights, g: Weights, m: Mask, fraction: float) -> tuple[Mask, Mask]:
+    """FedDST: drop ⌈a · active⌉ smallest |w| of each layer, and bring back as many where |g| is largest.
+
+    Returns what stays, and what stays or is new. A weight may be dropped and be new at once: it starts from zero.
+    """
+    stays, new = {}, {}
     for k, v in w.items():
         active = int(m[k].sum())
         dropped = math.ceil(fraction * active)
         # What is not active cannot be among the largest, nor what stays active among the regrown.
-        stays = _largest(v.abs().masked_fill(~m[k], -1), active - dropped)
-        new[k] = stays | _largest(g[k].abs().masked_fill(stays, -1), dropped)
-    return new
+        stays[k] = _largest(v.abs().masked_fill(~m[k], -1), active - dropped)
+        new[k] = stays[k] | _largest(g[k].abs().masked_fill(stays[k], -1), dropped)
+    return stays, new
 
 
 def prunefl_mask(w: Weights, value: Weights, m: Mask, keep: int, drop: float) -> Mask:

@@ -26,14 +26,15 @@ class FedAvg:
     """Every client trains all weights; the server averages them."""
 
     feedback = True  # whether a pruned weight goes on moving (Eq. 10) or is masked after every step (Eq. 7)
+    all_hold_first_mask = False  # whether it was sent to all clients before the first round
 
     def __init__(self, exp: Experiment, site):
         self.exp, self.site, self.layout = exp, site, site.layout
         self.authors = exp.variant == "authors"
 
-    def start(self, w: Tensor) -> tuple[Tensor, Mask | None]:
-        """Weights and mask before the first round, from the initial weights; no mask is a dense model."""
-        return w, None
+    def start(self, w: Tensor) -> tuple[Tensor, Mask | None, Tensors]:
+        """Weights, mask and memory before the first round, from the initial weights; no mask is a dense model."""
+        return w, None, {}
 
     def client_mask(self, state, n: int) -> Mask | None:
         """The mask under which client n trains."""
@@ -62,7 +63,11 @@ class FedAvg:
     def downlink_bits(self, state, chosen: list[int]) -> int:
         """The kept weights for each client, and the mask for those that do not hold it."""
         without_mask = sum(state.held[n] != state.mask_version for n in chosen)
-        return len(chosen) * self.site.payload_bits(state.m) + without_mask * communication.mask_bits(state.m)
+        return len(chosen) * self.site.payload_bits(state.m) + without_mask * self.mask_bits(state.m)
+
+    def mask_bits(self, m: Mask | None) -> int:
+        """What it takes to say which weights are kept."""
+        return communication.mask_bits(m)
 
     def uplink_bits(self, state, chosen: list[int]) -> int:
         """With feedback all weights come back, without it the kept ones."""
@@ -71,6 +76,10 @@ class FedAvg:
     def billed_sparsity(self, state) -> float:
         """The sparsity of the download as the authors' code bills it."""
         return masks.sparsity_of(self.site.full_mask(state.m))
+
+    def extra_bits_authors(self, state) -> tuple[float, float]:
+        """What the authors' code adds to the models it bills, down and up, for the whole round."""
+        return 0.0, 0.0
 
     def _tau(self, t: int) -> int | None:
         return reconfiguration_time(t, R=self.exp.reconfigure_every, rule=self.exp.reconfigure_at)
@@ -102,7 +111,7 @@ class FedDIP(FedAvg):
     def start(self, w):
         # In the authors' code the first model goes out dense.
         first = self.exp.initial_mask == "erk"
-        return w, self._erk_mask(self.exp.sparsity_initial, "initial mask") if first else None
+        return w, self._erk_mask(self.exp.sparsity_initial, "initial mask") if first else None, {}
 
     def client_mask(self, state, n):
         # In the authors' code each client of the first round draws a mask of its own.
@@ -147,21 +156,23 @@ class Snip(FedAvg):
     """One mask before training, by how much the loss feels each weight; then FedAvg on what is left."""
 
     feedback = False
-    mask = None
 
     def start(self, w):
         if self.exp.sparsity_target == 0:
-            return w, None
+            return w, None, {}
         score = self.layout.weights(self._authors_score(w) if self.authors else self._score(w))
-        self.mask = masks.magnitude_mask(score, self.exp.sparsity_target)
-        # In the authors' code the first model goes out dense.
-        return w, None if self.authors else self.mask
+        m = masks.magnitude_mask(score, self.exp.sparsity_target)
+        # In the authors' code the first model goes out dense, and is pruned by the clients.
+        return (w, None, {"mask": self.layout.flat_mask(m, like=w)}) if self.authors else (w, m, {})
 
     def client_mask(self, state, n):
-        return self.mask if self.authors else state.m
+        return self.site.mask_of(state.memory["mask"]) if "mask" in state.memory else state.m
 
-    def next_mask(self, w, m, t):
-        return self.mask if self.authors else m
+    def reconfigure(self, mean, state, chosen, kept_back):
+        return mean["w"], self.client_mask(state, chosen[0]), {}
+
+    def uplink_bits(self, state, chosen):
+        return len(chosen) * self.site.payload_bits(self.client_mask(state, chosen[0]))
 
     def _score(self, w: Tensor) -> Tensor:
         """∂CE/∂c at c = 1 for weights c ⊙ w, that is g ⊙ w, on one batch of each of the first K clients."""
@@ -181,36 +192,39 @@ class PruneFL(FedAvg):
     """Weights earn their place by squared gradient for the time they cost; one client finds the first mask."""
 
     feedback = False
+    all_hold_first_mask = True
     SECONDS_PER_USE = 1e-3  # of a multiply-add, where sending a weight takes 1: a slow link
     PASSES, MOST_PASSES, BATCHES = 50, 1000, 10  # of the one client that finds the first mask
 
     def start(self, w):
         if self.exp.sparsity_target == 0:
-            return w, None
-        batches = list(islice(self.site.batches(0, 0, "prunefl"), self.BATCHES))
-        return self._authors_start(w, batches) if self.authors else self._start(w, batches)
+            return w, None, {}
+        with global_stream(self.site.device, self.exp.seed, "prunefl"):
+            w, m = (self._authors_start if self.authors else self._start)(w.clone())
+        return w, m, {}
 
-    def _start(self, w: Tensor, batches) -> tuple[Tensor, Mask]:
+    def _start(self, w: Tensor) -> tuple[Tensor, Mask]:
         """One client trains on ten batches and prunes every 50 passes, by at most 30 %, until s_0 is reached."""
-        m, goal = self.site.full_mask(None), self._keep(self.exp.sparsity_initial)
-        w, passes = w.clone(), 0
+        # Differs from PruneFL, which stops when five densities in a row change little: here the density is given.
+        batches = list(islice(self.site.batches(0, 0, "prunefl"), self.BATCHES))
+        m, goal, passes = self.site.full_mask(None), self._keep(self.exp.sparsity_initial), 0
         while masks.kept(m) > goal or passes == 0:
             summed = Summed(w)
             for _ in range(self.PASSES):
-                self.site.train_(w, m, batches, terms=[summed], feedback=False)
-                passes += 1
+                loss = self.site.train_(w, m, batches, terms=[summed], feedback=False)
+            passes += self.PASSES
             trained = self.site.accuracy(w, batches) >= 1.5 / self.site.data.num_classes
-            if trained or passes >= self.MOST_PASSES:
+            if trained or passes >= self.MOST_PASSES or not loss.isfinite():
                 keep = max(goal, masks.kept(m) - int(0.3 * masks.kept(m)))
                 m = self._mask(w, summed.total.square(), m, keep, r=0)
                 w = self.site.pruned(w, m)
         return w, m
 
-    def _authors_start(self, w: Tensor, batches) -> tuple[Tensor, Mask]:
+    def _authors_start(self, w: Tensor) -> tuple[Tensor, Mask]:
         """Passes over half of the first client's data until it is a little better than chance; g² of one batch."""
         enough = 0.11 if self.site.data.num_classes <= 10 else 0.02
         batches = list(self.site.batches(0, 0, "prunefl"))
-        batches, w, last = batches[: (len(batches) + 1) // 2], w.clone(), Summed(w, last_only=True)
+        batches, last = batches[: (len(batches) + 1) // 2], Summed(w, last_only=True)
         for passes in range(1, 50):
             self.site.train_(w, None, batches, terms=[last])
             if passes >= 6 and self.site.accuracy(w, batches) > enough:
@@ -257,10 +271,18 @@ class PruneFL(FedAvg):
 
     def uplink_bits(self, state, chosen):
         """At a reconfiguration everyone who took part since the last one sends its g², a number for each weight."""
-        told = int(self._since(state, chosen).sum()) if self._tau(state.t) is not None else 0
-        return super().uplink_bits(state, chosen) + told * communication.BITS_PER_WEIGHT * communication.mask_bits(
-            state.m
-        )
+        told = 0
+        if self._tau(state.t) is not None:
+            told = len(chosen) if self.authors else int(self._since(state, chosen).sum())
+        return super().uplink_bits(state, chosen) + told * communication.BITS_PER_WEIGHT * self.mask_bits(state.m)
+
+    def extra_bits_authors(self, state):
+        """At a reconfiguration a mask, 4 bits for each kept weight, and a dense g²; before the first round all of N."""
+        n, K, density = self.layout.size, self.exp.clients_per_round, 1 - self.billed_sparsity(state)
+        model, mask = communication.BITS_PER_WEIGHT * density * n, 4 * density * n
+        first = self.exp.clients * (model + mask) if state.t == 0 else 0
+        again = self._tau(state.t) is not None
+        return first + again * K * mask, again * K * communication.BITS_PER_WEIGHT * n
 
 
 class PruneTrain(FedAvg):
@@ -279,29 +301,41 @@ class PruneTrain(FedAvg):
             return [partial(add_group_penalty_, layers=self.layout.layers[1:-1], lam=lam)]
         return [partial(add_channel_penalty_, layout=self.layout, lam=lam)]
 
+    def client_mask(self, state, n):
+        return None if self.authors else state.m  # in the authors' code the steps are dense, from the pruned model
+
     def finish(self, upload, terms, m, state, n):
         if not self.authors:
             return upload
-        # In the authors' code each client prunes its weights by magnitude, and so does the server.
-        own = masks.magnitude_mask(self.layout.weights(upload["w"]), self._sparsity(state.t))
-        return upload | {"w": self.site.pruned(upload["w"], own)}
+        return upload | {"w": self.site.pruned(upload["w"], self._authors_mask(upload["w"], state.t))}
+
+    def _authors_mask(self, w: Tensor, t: int) -> Mask:
+        """By magnitude, at every client and at the server: all layers but the first and the last, to s_t."""
+        inner = dict(list(self.layout.weights(w).items())[1:-1])
+        return self.site.full_mask(None) | masks.magnitude_mask(inner, self._sparsity(t))
 
     def reconfigure(self, mean, state, chosen, kept_back):
         w, m, t = mean["w"], state.m, state.t
         if self.authors:
-            m = masks.magnitude_mask(self.layout.weights(w), self._sparsity(t))
+            m = self._authors_mask(w, t)
         elif self._tau(t) is not None:
             streams = models.residual_streams(self.layout)
             m = masks.channel_mask(self.layout.views(w), self.site.full_mask(m), self.exp.prunetrain_threshold, streams)
         return w, None if m is None or masks.sparsity_of(m) == 0 else m, {}
 
+    def mask_bits(self, m):
+        """A bit for each channel that can go: outputs of all layers but the last, inputs of all but the first."""
+        if self.authors or m is None:
+            return communication.mask_bits(m)
+        shapes = list(self.layout.prunable_shapes.values())
+        return sum(shape[0] for shape in shapes[:-1]) + sum(shape[1] for shape in shapes[1:])
+
     def uplink_bits(self, state, chosen):
         if not self.authors:
             return super().uplink_bits(state, chosen)
-        m = self.site.full_mask(state.m)
-        n_w = communication.mask_bits(m)
-        unpruned = self.site.payload_bits(None) - communication.BITS_PER_WEIGHT * round(self._sparsity(state.t) * n_w)
-        return len(chosen) * (unpruned + n_w)
+        sizes = [shape.numel() for shape in self.layout.prunable_shapes.values()]
+        pruned = round(self._sparsity(state.t) * sum(sizes[1:-1]))
+        return len(chosen) * (self.site.payload_bits(None) - communication.BITS_PER_WEIGHT * pruned + sum(sizes))
 
 
 class FedDST(FedAvg):
@@ -310,12 +344,14 @@ class FedDST(FedAvg):
     feedback = False
 
     def start(self, w):
-        return w, self._erk_mask(self.exp.sparsity_target, "initial mask")
+        return w, self._erk_mask(self.exp.sparsity_target, "initial mask"), {}
 
     def client_mask(self, state, n):
-        # In the authors' code a client goes on with the mask that it made itself, whatever the server sends.
-        stale = state.memory.get(f"mask {n}")
-        return state.m if stale is None else {k: v.bool() for k, v in self.layout.weights(stale).items()}
+        if not self.authors:
+            return state.m
+        # In the authors' code a client goes on with the first mask, or with its own, whatever the server sends.
+        own = state.memory.get(f"mask {n}")
+        return self._erk_mask(self.exp.sparsity_target, "initial mask") if own is None else self.site.mask_of(own)
 
     def finish(self, upload, terms, m, state, n):
         t = state.t
@@ -325,17 +361,19 @@ class FedDST(FedAvg):
         g = self.site.batch_gradient(upload["w"], n, t, "regrow", loss_of)
         ranked = self.layout.weights(state.w if self.authors else upload["w"])
         a = regrowth_fraction_at(t, T=self.exp.rounds, alpha=self.exp.feddst_alpha)
-        own = self.layout.flat_mask(masks.drop_and_regrow(ranked, self.layout.weights(g), m, a), like=upload["w"])
+        stays, own = masks.drop_and_regrow(ranked, self.layout.weights(g), m, a)
+        flat = self.layout.flat_mask(own, like=upload["w"])
         if self.authors:
-            return upload | {"kept back": own}
-        return upload | {"w": upload["w"] * own, "mask": own}
+            return upload | {"kept back": flat}
+        return upload | {"w": self.site.pruned(upload["w"], stays), "mask": flat}
 
     def reconfigure(self, mean, state, chosen, kept_back):
         w, m = mean["w"], state.m
         memory = state.memory | {f"mask {n}": own for n, own in kept_back.items()}
         if "mask" in mean:  # each weight averaged over the clients that hold it
             w = torch.where(mean["mask"] > 0, w / mean["mask"].clamp_min(torch.finfo(w.dtype).tiny), 0)
-        if m is not None and self._tau(state.t) is not None:
+        # The authors' code prunes to the layers' counts after every round.
+        if m is not None and (self.authors or self._tau(state.t) is not None):
             # A weight that has just been brought back is 0 like one that nobody holds: the votes tell them apart.
             votes = self.layout.weights(mean["mask"]) if "mask" in mean else None
             m = masks.layer_mask(self.layout.weights(w), {k: int(v.sum()) for k, v in m.items()}, votes)

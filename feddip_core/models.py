@@ -170,11 +170,12 @@ class Layout:
 
 
 def residual_streams(layout: Layout) -> list[list[str]]:
-    """Of ResNet-18, the convolutions that write into the same sum, stage by stage; of a plain network, none."""
+    """Of ResNet-18, the prunable layers that write into the same sum, stage by stage; of a plain network, none."""
     if "layer1.0.conv2.weight" not in layout.shapes:
         return []
-    entries = ["conv1.weight", *(f"layer{i}.0.shortcut.0.weight" for i in (2, 3, 4))]
-    return [[entry, f"layer{i}.0.conv2.weight", f"layer{i}.1.conv2.weight"] for i, entry in enumerate(entries, 1)]
+    stages = [[f"layer{i}.0.conv2.weight", f"layer{i}.1.conv2.weight"] for i in (1, 2, 3, 4)]
+    # The 1×1 shortcuts write too, but are neither penalised nor pruned: with a say in it, no channel would ever go.
+    return [["conv1.weight", *stages[0]], *stages[1:]]
 
 
 def uses(net: nn.Module, image: Mapping[str, int]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_federation import same, states
 
 from feddip_core import Experiment, communication, data, local, masks, models, run
-from feddip_core.federation import Federation
+from feddip_core.federation import Federation, aggregate
 from feddip_core.methods import METHODS
 from feddip_core.schedules import regrowth_fraction_at, sparsity_at
 
@@ -100,7 +100,6 @@ def test_snips_score_is_the_derivative_by_the_connection(tiny, mini):
     torch.set_default_dtype(torch.float64)
     try:
         federation = Federation(tiny("snip", width=0.2, clients_per_round=1), mini)
-        w = federation.start().w
         w = federation.layout.flat(dict(federation.net.named_parameters()))
         score = federation.method._score(w)
         (n,) = federation.select(0)
@@ -161,14 +160,19 @@ def test_feddst_drops_and_regrows_by_hand():
     g = {"a": torch.tensor([9.0, 0.5, 9.0, 0.1, -3.0, 0.2])}
     m = {"a": torch.tensor([True, True, True, False, False, False])}
     # ⌈0.3 · 3⌉ = 1: the −1 goes; the largest gradient of what is not active is −3
-    assert masks.drop_and_regrow(w, g, m, 0.3)["a"].tolist() == [True, False, True, False, True, False]
+    stays, new = masks.drop_and_regrow(w, g, m, 0.3)
+    assert stays["a"].tolist() == [True, False, True, False, False, False]
+    assert new["a"].tolist() == [True, False, True, False, True, False]
+    # Dropped and brought back at once: new, so that it starts from zero, but not among those that stay.
+    stays, new = masks.drop_and_regrow(w, {"a": torch.tensor([0.0, 8.0, 0.0, 1.0, 1.0, 1.0])}, m, 0.3)
+    assert (stays["a"][1].item(), new["a"][1].item()) == (False, True)
 
 
 @settings(deadline=None, max_examples=60)
 @given(small_nets(), st.sampled_from([0.0, 0.25, 0.3, 0.5, 0.9]))
 def test_feddsts_rule_is_the_naive_one_and_keeps_every_layers_count(net, fraction):
     w, g, m = net
-    ours = masks.drop_and_regrow(tensors(w), tensors(g), tensors(m), fraction)
+    _, ours = masks.drop_and_regrow(tensors(w), tensors(g), tensors(m), fraction)
     assert lists(ours) == reference.feddst_mask(w, g, m, fraction)
     assert [int(v.sum()) for v in ours.values()] == [sum(v) for v in m]
 
@@ -180,8 +184,9 @@ def test_feddsts_layers_keep_their_counts(tiny, mini, variant):
     counts = [[int(v.sum()) for v in state.m.values()] for _, state, _ in visited]
     assert all(c == counts[0] for c in counts)
     regrown = [row["regrown"] for _, _, row in visited[1:]]
-    assert [v > 0 for v in regrown[1::2]] == [variant == "original", True, True]
-    assert regrown[::2] == [0, 0, 0]
+    if variant == "original":
+        assert [v > 0 for v in regrown] == [False, True] * 3
+    assert sum(regrown) > 0
 
 
 def test_feddst_without_alpha_keeps_its_random_mask(tiny, mini):
@@ -356,19 +361,132 @@ def test_prunetrains_removed_channels_stay_zero(tiny, mini, model, width, thresh
     assert removed > 0.01
 
 
-def test_the_authors_prunetrain_controls_its_sparsity(tiny, mini):
-    exp = tiny("prunetrain", variant="authors", rounds=4, lambda_max=0.01)
-    assert len(exp.run_id) == 12
+def test_the_authors_prunetrain_controls_the_sparsity_of_its_inner_layers(tiny, mini):
+    exp = tiny("prunetrain", variant="authors", rounds=4)
+    assert exp.lambda_max == 0.01
     visited = list(states(exp, mini))
-    for _, state, row in visited[1:]:
-        n_w = sum(v.numel() for v in state.m.values())
-        assert masks.kept(state.m) == n_w - round(sparsity_at(row["round"] - 1, T=4, s_0=0.5, s_p=0.9) * n_w)
     federation = visited[0][0]
-    term = federation.method.terms(0, state.w)[0]
+    sizes = [shape.numel() for shape in federation.layout.prunable_shapes.values()]
+    for (_, before, _), (_, state, row) in itertools.pairwise(visited):
+        zeros = round(sparsity_at(row["round"] - 1, T=4, s_0=0.5, s_p=0.9) * sum(sizes[1:-1]))
+        assert [int((~v).sum()) for v in state.m.values()][::4] == [0, 0]
+        assert sum(int((~v).sum()) for v in state.m.values()) == zeros
+        upload = federation.train_client(before, 0)["w"]
+        assert int((upload == 0).sum()) >= zeros  # the client prunes too, after dense steps
+        assert row["uplink_bits"] == 2 * (32 * (federation.layout.size - zeros) + sum(sizes))
     g = torch.zeros_like(state.w)
-    term(g, torch.ones_like(state.w))
-    touched = [bool(g[z].any()) for z in federation.layout.layers]
-    assert touched == [False, True, True, True, False]
+    federation.method.terms(0, state.w)[0](g, torch.ones_like(state.w))
+    assert [bool(g[z].any()) for z in federation.layout.layers] == [False, True, True, True, False]
+    assert federation.method.client_mask(state, 0) is None
+
+
+# What a client uploads
+
+
+def test_feddst_uploads_nothing_that_it_dropped_and_starts_what_is_new_at_zero(tiny, mini):
+    federation = Federation(tiny("feddst", sparsity_target=0.6, reconfigure_every=1), mini)
+    state = federation.start()
+    before = federation.layout.flat_mask(state.m, like=state.w).bool()
+    upload = federation.train_client(state, 0)
+    held = upload["mask"].bool()
+    new = held & ~before
+    assert int(new.sum()) > 0
+    assert not upload["w"][~held].any()
+    assert not upload["w"][new].any()
+    # Half of a layer's active weights go, by what they are after training, whether or not they come back.
+    conv = federation.layout.layers[1]
+    active, nonzero = int(before[conv].sum()), int((upload["w"][conv] != 0).sum())
+    assert nonzero == active - math.ceil(0.5 * active)
+    trained = Federation(tiny("feddst", sparsity_target=0.6, reconfigure_every=9), mini).train_client(state, 0)["w"]
+    ranked = trained[conv][before[conv]].abs().sort().values
+    assert upload["w"][conv][upload["w"][conv] != 0].abs().min() == ranked[math.ceil(0.5 * active)]
+
+
+def test_feddst_through_the_average_leaves_a_weight_with_one_holder_as_it_is(tiny, mini):
+    federation = Federation(tiny("feddst", sparsity_target=0.6, reconfigure_every=1), mini)
+    size = federation.layout.size
+    masks_held = [torch.ones(size), torch.ones(size), torch.ones(size)]
+    masks_held[1][5] = masks_held[2][5] = 0
+    models_sent = [torch.rand(size) * m for m in masks_held]
+    mean = aggregate([{"w": w, "mask": m} for w, m in zip(models_sent, masks_held, strict=True)], [1, 1, 1])
+    new, _, _ = federation.method.reconfigure(mean, federation.start(), [0], {})
+    assert new[5].item() == pytest.approx(models_sent[0][5].item(), rel=1e-6)
+    plain = aggregate([{"w": w} for w in models_sent], [1, 1, 1])["w"]
+    others = torch.arange(size) != 5
+    torch.testing.assert_close(new[others], plain[others])  # held by all: the plain mean
+
+
+def test_the_authors_feddst_keeps_its_clients_on_their_own_masks(tiny, mini):
+    exp = tiny("feddst", variant="authors", sparsity_target=0.6, reconfigure_every=2, rounds=4, clients=6)
+    visited = list(states(exp, mini))
+    federation, start, end = visited[0][0], visited[0][1], visited[-1][1]
+    readjusted = {n for t in (1, 3) for n in federation.select(t)}
+    for n in range(6):
+        changed = masks.changes(start.m, federation.method.client_mask(end, n)) != (0, 0)
+        assert changed == (n in readjusted)
+
+
+def test_prunefl_weighs_the_time_and_spares_the_largest(tiny, mini):
+    federation = Federation(tiny("prunefl"), mini)
+    w, m = federation.layout.flat(dict(federation.net.named_parameters())), federation.full_mask(None)
+    g2 = torch.ones_like(w)
+    kept = federation.method._mask(w, g2, m, keep=2000, r=0)
+    assert masks.kept({k: v for k, v in kept.items() if k.startswith("conv")}) < sum(
+        v.numel() for k, v in m.items() if k.startswith("conv")
+    )
+    federation.uses = dict.fromkeys(federation.uses, 0)
+    federation.uses["fc1.weight"] = 10**9  # now this layer takes for ever, and gets no more than its keep-set
+    n = m["fc1.weight"].numel()
+    kept = federation.method._mask(w, g2, m, keep=sum(v.numel() for v in m.values()) - int(0.3 * n), r=0)
+    assert int(kept["fc1.weight"].sum()) == n - int(0.3 * n)
+    late = federation.method._mask(w, g2, m, keep=sum(v.numel() for v in m.values()) - int(0.15 * n), r=10_000)
+    assert int(late["fc1.weight"].sum()) == n - int(0.15 * n)  # after 10,000 rounds half as much may go
+
+
+def test_prunefls_g2_is_of_the_last_batch_in_the_authors_code(tiny, mini):
+    original, authors = (Federation(tiny("prunefl", variant=v), mini) for v in ("original", "authors"))
+    state = original.start()
+    assert original.train_client(state, 0)["g2"].sum() > 2 * authors.train_client(state, 0)["g2"].sum()
+
+
+@pytest.mark.parametrize("model", ["alexnet", "resnet18"])
+@pytest.mark.parametrize("variant", ["original", "authors"])
+def test_prunefls_start_is_its_own(tiny, mini, model, variant):
+    """It draws from no global generator, and leaves nothing behind in the network."""
+    federation = Federation(tiny("prunefl", model=model, width=0.03, variant=variant, clients=200), mini)
+    federation.method.PASSES = 2
+    torch.manual_seed(1)
+    first = federation.start()
+    torch.manual_seed(2)
+    second = federation.start()
+    assert torch.equal(first.w, second.w)
+    assert torch.equal(first.statistics, second.statistics)
+
+
+def test_the_authors_snip_scores_other_weights_and_is_a_function_of_its_state(tiny, mini):
+    exp = tiny("snip", variant="authors", rounds=2)
+    federation = Federation(exp, mini)
+    start = federation.start()
+    assert start.m is None
+    w = start.w
+    assert not torch.allclose(federation.method._score(w), federation.method._authors_score(w))
+    state, row = federation.round(start)
+    kept = masks.kept(state.m)
+    n, n_w = federation.layout.size, sum(v.numel() for v in state.m.values())
+    assert (row["downlink_bits"], row["uplink_bits"]) == (2 * 32 * n, 2 * 32 * (n - n_w + kept))
+    other = Federation(exp, mini)
+    assert torch.equal(federation.round(state)[0].w, other.round(state)[0].w)
+
+
+def test_feddip_proxs_anchor_is_the_pruned_model_even_with_a_dense_memory(tiny, mini):
+    federation = Federation(tiny("feddip_prox", regrowth="dense_memory", prox_mu=1.0), mini)
+    seen = []
+    honest = federation.method.terms
+    federation.method.terms = lambda t, start: seen.append(start.clone()) or honest(t, start)
+    state = federation.start()
+    federation.train_client(state, 0)
+    assert torch.equal(seen[0], federation.pruned(state.w, state.m))
+    assert not torch.equal(seen[0], state.w)
 
 
 # What all of them share
@@ -448,8 +566,7 @@ def test_a_run_counts_in_both_units(tiny, mini):
     assert fedavg["uplink_mebibits_authors"] == pytest.approx(2 * 32 * n / 2**20, rel=1e-3)
 
 
-def expected_bits(federation, state, chosen):
-    """Section by section what a round of each sparse method sends, from nothing but counts."""
+def model_and_mask_bits(federation, state):
     n, n_w = federation.layout.size, sum(v.numel() for v in state.m.values())
     payload = 32 * (n - n_w + masks.kept(state.m))
     return payload, n_w
@@ -460,15 +577,57 @@ def test_a_sparse_method_sends_sparse_models_both_ways(tiny, mini, method):
     exp = tiny(method, rounds=4, reconfigure_every=2, clients=6, clients_per_round=6)
     visited = list(states(exp, mini))
     for (federation, state, _), (_, _, row) in itertools.pairwise(visited):
-        payload, n_w = expected_bits(federation, state, range(6))
+        payload, n_w = model_and_mask_bits(federation, state)
         last_of_two = row["round"] % 2 == 0
         new_mask = state.t == 0 or (method != "snip" and state.t == 2)
         down = 6 * payload + (6 * n_w if new_mask else 0)
         if method == "prunefl" and state.t == 0:
-            down += 6 * (payload + n_w)
+            down += 6 * payload  # to all N before the first round, mask included; the six have it already
         up = 6 * payload
         up += {"snip": 0, "feddst": 6 * n_w, "prunefl": 6 * 32 * n_w}[method] if last_of_two else 0
         assert (row["downlink_bits"], row["uplink_bits"]) == (down, up)
+
+
+def test_prunetrain_sends_its_channels_both_ways(tiny, mini):
+    exp = tiny("prunetrain", lambda_max=0.1, prunetrain_threshold=0.02, rounds=4, clients=4, clients_per_round=4)
+    visited = list(states(exp, mini))
+    channels = (3 + 8 + 60 + 42) + (
+        3 + 200 + 60 + 42
+    )  # outputs of all layers but the last, inputs of all but the first
+    version = None
+    for (federation, state, _), (_, _, row) in itertools.pairwise(visited):
+        pruned = sum(int((~v).sum()) for v in federation.full_mask(state.m).values())
+        payload = 32 * (federation.layout.size - pruned)
+        new = state.m is not None and state.mask_version != version
+        assert (row["downlink_bits"], row["uplink_bits"]) == (4 * (payload + channels * new), 4 * payload)
+        version = state.mask_version
+    assert pruned > 0
+
+
+def test_prunefl_bills_a_client_once_for_the_mask_and_once_for_what_it_saw(tiny, mini):
+    exp = tiny("prunefl", rounds=4, reconfigure_every=4, clients=8, clients_per_round=2)
+    visited = list(states(exp, mini))
+    federation, start = visited[0][:2]
+    payload, n_w = model_and_mask_bits(federation, start)
+    down, up = ([row[f"{way}link_bits"] for _, _, row in visited[1:]] for way in ("down", "up"))
+    assert down == [2 * payload + 8 * (payload + n_w), *[2 * payload] * 3]
+    took_part = len({n for t in range(4) for n in federation.select(t)})
+    assert took_part > 2
+    assert up == [2 * payload] * 3 + [2 * payload + took_part * 32 * n_w]
+    visited = list(states(exp.replace(variant="authors"), mini))
+    payload, n_w = model_and_mask_bits(federation, visited[-2][1])
+    assert visited[-1][2]["uplink_bits"] == 2 * payload + 2 * 32 * n_w  # which tells of this round alone
+
+
+def test_prunefl_in_the_authors_unit_pays_for_masks_and_gradients(tiny, mini):
+    exp = tiny("prunefl", rounds=2, reconfigure_every=2, clients=8, clients_per_round=2)
+    _, first, second = (row for _, _, row in states(exp, mini))
+    federation = Federation(exp, mini)
+    n, s = federation.layout.size, masks.sparsity_of(federation.start().m)
+    model, mask = 32 * (1 - s) * n / 2**20, 4 * (1 - s) * n / 2**20
+    assert first["downlink_mebibits_authors"] == pytest.approx(2 * model + 8 * (model + mask), rel=1e-6)
+    assert second["downlink_mebibits_authors"] == pytest.approx(2 * (model + mask), rel=1e-6)
+    assert second["uplink_mebibits_authors"] > 2 * 32 * n / 2**20  # the dense g² alone
 
 
 def test_fedprox_costs_what_fedavg_costs(tiny):
