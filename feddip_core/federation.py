@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from tqdm.auto import tqdm
 
-from . import communication, data, masks, models, records
-from .experiment import Experiment
+from . import checkpoints, communication, data, masks, models, records
+from .experiment import REVISION, Experiment
 from .local import eager_gradient, train_
 from .masks import Mask
 from .methods import METHODS
@@ -40,6 +40,22 @@ class State:
     mask_version: int = 0
     held: tuple[int, ...] = ()  # for each client, the version of the mask that it was sent last
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # what a method keeps from round to round
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of the state but its two counters, as named tensors."""
+        parts = {"mask": self.m or {}, "memory": self.memory}
+        named = {f"{part}/{k}": v for part, tensors in parts.items() for k, v in tensors.items()}
+        return {"w": self.w, "statistics": self.statistics, "held": torch.tensor(self.held)} | named
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], t: int, mask_version: int) -> "State":
+        """The state that `tensors` took apart."""
+
+        def part(name):
+            return {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")}
+
+        held = tuple(tensors["held"].tolist())
+        return cls(t, tensors["w"], part("mask") or None, tensors["statistics"], mask_version, held, part("memory"))
 
 
 @dataclass(frozen=True)
@@ -245,32 +261,57 @@ def run(
     out: str | Path | None = None,
     *,
     data_dir: str | Path | None = None,
+    until: int | None = None,
     observe: Callable[[Federation, State], None] | None = None,
     progress: bool = True,
 ) -> Run:
     """Train, and return the metrics of every round and the final sparse model.
 
-    With `out`, the record is kept in `out/<run_id>/` and is complete up to the last finished round at any time.
+    With `out`, the record is kept in `out/<run_id>/` with a checkpoint of the last finished round: called again, the
+    run goes on from there, to the same bits. `until` stops after a round of a longer experiment.
     `observe(federation, state)` is called after every round; a state is never changed, and may be kept.
     """
     _check_device(experiment)
+    if until is not None and not (isinstance(until, int) and 1 <= until <= experiment.rounds):
+        raise ValueError(f"until: {until!r} is not allowed; it must be a whole number from 1 to {experiment.rounds}")
     dataset = data.load(experiment.dataset, data_dir, experiment.normalisation)
     with _computing(experiment):
         federation = Federation(experiment, dataset)
         record = records.Record(experiment, dataset.sha256, out)
-        state, rows = federation.start(), []
+        state, rows = _begin(federation, record)
         with _bar(experiment, progress) as bar:
-            for _ in range(experiment.rounds):
+            bar.update(state.t)
+            while state.t < (until or experiment.rounds) and not record.provenance["diverged"]:
                 state, row = federation.round(state)
                 rows.append(row)
                 record.save(rows)
+                _keep(federation, record, state, rows)
                 if observe:
                     observe(federation, state)
                 bar.update()
                 bar.set_postfix(accuracy=f"{row['test_accuracy']:.3f}", sparsity=f"{row['sparsity']:.3f}")
-                if record.provenance["diverged"]:
-                    break
         return federation.finished(state, pd.DataFrame(rows), record.provenance)
+
+
+def _key(record: records.Record) -> str:
+    """What a checkpoint must have been made by to be gone on with: this run, this code's results, these data."""
+    return " ".join([record.exp.run_id, str(REVISION), *record.provenance["data_sha256"].values()])
+
+
+def _keep(federation: Federation, record: records.Record, state: State, rows: list[dict]) -> None:
+    if record.folder:
+        plain = dict(t=state.t, mask_version=state.mask_version, rows=rows, provenance=record.provenance)
+        checkpoints.save(record.folder, _key(record), checkpoints.Checkpoint(state.tensors(), plain))
+
+
+def _begin(federation: Federation, record: records.Record) -> tuple[State, list[dict]]:
+    """Where the last checkpoint stands, or the beginning."""
+    last = checkpoints.load(record.folder, _key(record), federation.device) if record.folder else None
+    if last is None:
+        return federation.start(), []
+    plain = last.plain
+    record.resume(plain["provenance"], round=plain["t"])
+    return State.of(last.tensors, plain["t"], plain["mask_version"]), plain["rows"]
 
 
 def _check_device(exp: Experiment) -> None:

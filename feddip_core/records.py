@@ -36,6 +36,11 @@ class Record:
         except (OSError, ValueError, KeyError, TypeError):
             return 0
 
+    def resume(self, earlier: dict, round: int) -> None:
+        """Go on with the provenance of the run's beginning, and note where this process took it up."""
+        here = {k: self.provenance[k] for k in ("commit", "cpu", "packages")} | {"after_round": round, "at": _now()}
+        self.provenance = earlier | {"resumed": [*earlier.get("resumed", []), here]}
+
     def save(self, rows: list[dict]) -> None:
         """Replace the record by one that ends with the last of these rows."""
         finite = all(math.isfinite(rows[-1][k]) for k in ("train_loss", "test_loss"))
@@ -70,6 +75,10 @@ def write(path: Path, content: str | bytes) -> None:
     try:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
         part.replace(path)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"{path} could not be written ({error.strerror or error}); what was there is kept"
+        ) from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -10,7 +10,8 @@ def test_a_run_leaves_its_record(tiny, tmp_path):
     exp = tiny(rounds=3)
     result = run(exp, out=tmp_path)
     folder = tmp_path / exp.run_id
-    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "metrics.csv", "provenance.json"]
+    record = ["config.json", "metrics.csv", "provenance.json"]
+    assert sorted(p.name for p in folder.iterdir()) == ["checkpoint.safetensors", *record]
     config = json.loads((folder / "config.json").read_text())
     assert Experiment(**config) == exp
     pd.testing.assert_frame_equal(pd.read_csv(folder / "metrics.csv"), result.metrics, check_exact=True)
@@ -55,6 +56,7 @@ def test_a_second_run_that_stops_early_leaves_the_finished_record(tiny, tmp_path
     exp = tiny(rounds=3)
     run(exp, out=tmp_path)
     finished = (tmp_path / exp.run_id / "metrics.csv").read_text()
+    (tmp_path / exp.run_id / "checkpoint.safetensors").unlink()  # as in a record that was handed on
     save = records.Record.save
 
     def interrupt(self, rows):

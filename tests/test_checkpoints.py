@@ -1,0 +1,125 @@
+"""A run that is killed goes on to the same bits, and no file is trusted that it did not write."""
+
+import errno
+import multiprocessing
+import random
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from test_federation import same
+
+from feddip_core import checkpoints, run
+
+CASES = {
+    "fedavg": {},
+    "feddip": {},
+    "feddip with batch norm": dict(rules="authors", model="resnet18", width=0.04),
+    "feddip with dropout": dict(model="alexnet", width=0.03, regrowth="dense_memory"),
+    "prunefl": {},
+    "snip": dict(variant="authors"),
+    "prunetrain": dict(lambda_max=0.1, prunetrain_threshold=0.02),
+    "feddst": dict(variant="authors", clients=6),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_stopped_after_every_round_ends_with_the_same_bits(tiny, tmp_path, case):
+    exp = tiny(case.split()[0], **(dict(rounds=4, clients=60) | CASES[case]))
+    whole = run(exp)
+    for until in (1, 2, 3, 4):
+        part = run(exp, out=tmp_path, until=until)
+        assert part.metrics["round"].tolist() == list(range(1, until + 1))
+    assert same(part, whole)
+    assert [r["after_round"] for r in part.provenance["resumed"]] == [1, 2, 3]
+
+
+def test_a_finished_run_is_not_run_again(tiny, tmp_path):
+    exp = tiny(rounds=2)
+    first = run(exp, out=tmp_path)
+    seen = []
+    again = run(exp, out=tmp_path, observe=lambda *_: seen.append(1))
+    assert seen == []
+    assert same(first, again)
+    pd.testing.assert_frame_equal(first.metrics, again.metrics, check_exact=True)  # the seconds too
+
+
+def train(exp, out):
+    torch.set_num_threads(1)
+    run(exp, out=out, progress=False)
+
+
+def test_killed_twenty_times_at_random_moments(tiny, tmp_path):
+    exp = tiny(rounds=60, width=0.2, clients=60)
+    began = time.perf_counter()
+    run(exp, until=4)
+    a_few_rounds = time.perf_counter() - began  # on this machine, today
+    whole = run(exp)
+    moments, context = random.Random(0), multiprocessing.get_context("fork")
+    folder, reached = tmp_path / exp.run_id, []
+    for _ in range(20):
+        process = context.Process(target=train, args=(exp, tmp_path))
+        process.start()
+        time.sleep(moments.uniform(0, 2 * a_few_rounds))
+        process.kill()
+        process.join()
+        if (folder / "metrics.csv").exists():  # whole at any moment
+            reached.append(pd.read_csv(folder / "metrics.csv")["round"].iloc[-1])
+    assert reached == sorted(reached)
+    assert len(set(reached)) > 3  # killed in many different rounds
+    assert same(run(exp, out=tmp_path), whole)
+    assert not list(folder.glob("*unusable*"))
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "another run", "text"])
+def test_what_cannot_be_trusted_is_set_aside_and_named(tiny, tmp_path, damage):
+    exp = tiny(rounds=2)
+    whole = run(exp)
+    run(exp, out=tmp_path, until=1)
+    path = tmp_path / exp.run_id / checkpoints.NAME
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    if damage == "another run":
+        other = exp.replace(seed=1)
+        run(other, out=tmp_path, until=1)
+        content = (tmp_path / other.run_id / checkpoints.NAME).read_bytes()
+    path.write_bytes({"truncate": content[:-50], "empty": b"", "text": b"not tensors"}.get(damage, content))
+    with pytest.warns(UserWarning, match=rf"{path} cannot be used .* the run begins anew"):
+        result = run(exp, out=tmp_path)
+    assert same(result, whole)
+    assert (path.parent / "checkpoint.unusable-1.safetensors").exists()
+
+
+def test_a_full_disk_stops_the_run_and_leaves_the_last_good_checkpoint(tiny, tmp_path, monkeypatch):
+    exp = tiny(rounds=3)
+    whole = run(exp)
+    run(exp, out=tmp_path, until=1)
+    honest = Path.write_bytes
+
+    def full(self, content):
+        honest(self, content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"could not be written \(No space left on device\); what was there is kept"):
+        run(exp, out=tmp_path)
+    monkeypatch.undo()
+    assert not list((tmp_path / exp.run_id).glob("*.part"))
+    result = run(exp, out=tmp_path)
+    assert same(result, whole)
+
+
+@pytest.mark.parametrize("until", [0, 7, 2.5, -1])
+def test_until_must_be_a_round_of_the_experiment(tiny, until):
+    with pytest.raises(ValueError, match=r"until: \S+ is not allowed; it must be a whole number from 1 to 6"):
+        run(tiny(), until=until)
+
+
+def test_a_checkpoint_holds_tensors_and_plain_data(tmp_path):
+    tensors = {"a": torch.tensor([1.5, float("nan")]), "b": torch.tensor([True, False]), "none": torch.empty(0)}
+    checkpoints.save(tmp_path, "key", checkpoints.Checkpoint(tensors, {"rows": [{"loss": float("inf")}]}))
+    back = checkpoints.load(tmp_path, "key", torch.device("cpu"))
+    assert back.plain == {"rows": [{"loss": float("inf")}]}
+    assert all(torch.equal(back.tensors[k].nan_to_num(), v.nan_to_num()) for k, v in tensors.items())
