@@ -2,5 +2,6 @@
 
 from .experiment import Experiment
 from .federation import Run, run
+from .records import load_runs
 
-__all__ = ["Experiment", "Run", "run"]
+__all__ = ["Experiment", "Run", "load_runs", "run"]

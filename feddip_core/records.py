@@ -51,6 +51,32 @@ class Record:
             write(self.folder / "provenance.json", _json(self.provenance))
 
 
+def load_runs(folder: str | Path) -> pd.DataFrame:
+    """The records below a folder as one table: a row a round, the settings of its run beside the metrics.
+
+    A record whose settings do not give its run_id, or whose metrics do not fit its provenance, is refused by name.
+    """
+    tables = [_load(path.parent) for path in sorted(Path(folder).glob("*/provenance.json"))]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def _load(folder: Path) -> pd.DataFrame:
+    try:
+        exp = Experiment(**json.loads((folder / "config.json").read_text()))
+        kept = json.loads((folder / "provenance.json").read_text())
+        metrics = pd.read_csv(folder / "metrics.csv")
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{folder}: not a readable record ({error})") from error
+    if not exp.run_id == kept["run_id"] == folder.name:
+        raise ValueError(f"{folder}: its settings belong to the run {exp.run_id}, its provenance to {kept['run_id']}")
+    if metrics["round"].tolist() != list(range(1, kept["rounds_done"] + 1)):
+        raise ValueError(f"{folder}: {len(metrics)} rounds of metrics, but provenance says {kept['rounds_done']}")
+    settings = {k: v for k, v in exp.to_dict().items() if k not in metrics} | {
+        "learning_rate_initial": exp.learning_rate
+    }
+    return metrics.assign(run_id=exp.run_id, diverged=kept["diverged"], **settings)
+
+
 def provenance(exp: Experiment) -> dict:
     """What a reader needs to trust a number, or to doubt it."""
     return {

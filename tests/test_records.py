@@ -1,9 +1,10 @@
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from feddip_core import Experiment, records, run
+from feddip_core import Experiment, load_runs, records, run
 
 
 def test_a_run_leaves_its_record(tiny, tmp_path):
@@ -67,6 +68,42 @@ def test_a_second_run_that_stops_early_leaves_the_finished_record(tiny, tmp_path
     with pytest.raises(KeyboardInterrupt):
         run(exp, out=tmp_path)
     assert (tmp_path / exp.run_id / "metrics.csv").read_text() == finished
+
+
+def test_many_records_are_one_table(tiny, tmp_path):
+    exps = [tiny("fedavg", rounds=2), tiny("feddip", rounds=3, seed=5)]
+    results = [run(exp, out=tmp_path) for exp in exps]
+    table = load_runs(tmp_path)
+    assert len(table) == 5
+    feddip = table[table["method"] == "feddip"].reset_index(drop=True)
+    assert feddip["seed"].unique().tolist() == [5]
+    assert feddip["run_id"].unique().tolist() == [exps[1].run_id]
+    pd.testing.assert_frame_equal(feddip[results[1].metrics.columns], results[1].metrics, check_exact=True)
+    assert load_runs(tmp_path / "nothing").empty
+
+
+@pytest.mark.parametrize("change", ["settings", "folder", "rounds", "torn"])
+def test_a_record_that_does_not_fit_its_run_id_is_refused(tiny, tmp_path, change):
+    exp = tiny(rounds=2)
+    run(exp, out=tmp_path)
+    folder = tmp_path / exp.run_id
+    config = json.loads((folder / "config.json").read_text())
+    if change == "settings":
+        (folder / "config.json").write_text(json.dumps(config | {"learning_rate": 0.2}))
+    if change == "folder":
+        folder = folder.rename(tmp_path / "0123456789ab")
+    if change == "rounds":
+        lines = (folder / "metrics.csv").read_text().splitlines()
+        (folder / "metrics.csv").write_text("\n".join(lines[:-1]))
+    if change == "torn":
+        (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=f"{folder}: "):
+        load_runs(tmp_path)
+
+
+def test_the_records_of_this_repository_are_whole():
+    table = load_runs(Path(__file__).parent.parent / "outputs" / "runs")
+    assert table.groupby("run_id")["round"].max().min() >= 1
 
 
 def test_without_out_nothing_is_written(tiny, tmp_path, monkeypatch):
