@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from feddip_core import load_runs
+from feddip_core.plots import NAMES
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -83,3 +86,23 @@ def test_importing_the_core_needs_neither_torchvision_nor_widgets():
         "import sys, feddip_core; sys.exit(any(m in sys.modules for m in ('torchvision', 'ipywidgets', 'jupyterlab')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_number_of_the_readmes_table_comes_from_its_record():
+    records = load_runs(ROOT / "outputs" / "runs")
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| (\S+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| `(\w{12})` \|$", text, re.M)
+    assert len(rows) == 10
+    for name, accuracy, sparsity, megabytes, run_id in rows:
+        run = records[records["run_id"] == run_id]
+        last, sent = run.iloc[-1], (run["downlink_bits"] + run["uplink_bits"]).sum() / 8e6
+        assert NAMES[last["method"]] == name
+        assert last["round"] == last["rounds"] == 30
+        assert (accuracy, sparsity, megabytes) == (f"{last.test_accuracy:.3f}", f"{last.sparsity:.3f}", f"{sent:.1f}")
+    for accuracy, run_id in (("0.869", "86af4f331f74"), ("0.831", "8400656db0d3")):
+        last = records[records["run_id"] == run_id].iloc[-1]
+        assert last["round"] == last["rounds"] == 200
+        assert f"{last.test_accuracy:.3f}" == accuracy
+    one_sided = records[(records["partition"] == "pathological") & (records["dataset"] == "fashion_mnist")]
+    ends = one_sided[one_sided["round"] == 30].set_index("method")["test_accuracy"].round(3)
+    assert ends.to_dict() == {"fedavg": 0.368, "fedprox": 0.371, "feddip_prox": 0.459}
