@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 
-# A kernel that lists every package at its start is a slow kernel; one that warns about loopback is a noisy one.
+# The profile keeps kernels from warning about loopback, the other variable from warning about frozen modules.
 export IPYTHONDIR := $(CURDIR)/.ci/ipython
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
 # Progress bars would be part of a notebook's output, and different every time.
