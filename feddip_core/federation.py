@@ -269,7 +269,8 @@ def run(
 
     With `out`, the record is kept in `out/<run_id>/` with a checkpoint of the last finished round: called again, the
     run goes on from there, to the same bits. `until` stops after a round of a longer experiment.
-    `observe(federation, state)` is called after every round; a state is never changed, and may be kept.
+    `observe(federation, state)` is called after every round, so that such a run begins anew instead of going on; a
+    state is never changed, and may be kept.
     """
     _check_device(experiment)
     if until is not None and not (isinstance(until, int) and 1 <= until <= experiment.rounds):
@@ -278,7 +279,7 @@ def run(
     with _computing(experiment):
         federation = Federation(experiment, dataset)
         record = records.Record(experiment, dataset.sha256, out)
-        state, rows = _begin(federation, record)
+        state, rows = (federation.start(), []) if observe else _begin(federation, record)
         with _bar(experiment, progress) as bar:
             bar.update(state.t)
             while state.t < (until or experiment.rounds) and not record.provenance["diverged"]:

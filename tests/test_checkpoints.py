@@ -12,6 +12,7 @@ import torch
 from test_federation import same
 
 from feddip_core import checkpoints, run
+from feddip_core.federation import Federation
 
 CASES = {
     "fedavg": {},
@@ -36,12 +37,18 @@ def test_a_run_stopped_after_every_round_ends_with_the_same_bits(tiny, tmp_path,
     assert [r["after_round"] for r in part.provenance["resumed"]] == [1, 2, 3]
 
 
-def test_a_finished_run_is_not_run_again(tiny, tmp_path):
+def test_an_observer_sees_every_round_of_a_run_that_was_done_before(tiny, tmp_path):
+    exp, seen = tiny(rounds=2), []
+    first = run(exp, out=tmp_path)
+    assert same(run(exp, out=tmp_path, observe=lambda _, state: seen.append(state.t)), first)
+    assert seen == [1, 2]
+
+
+def test_a_finished_run_is_not_run_again(tiny, tmp_path, monkeypatch):
     exp = tiny(rounds=2)
     first = run(exp, out=tmp_path)
-    seen = []
-    again = run(exp, out=tmp_path, observe=lambda *_: seen.append(1))
-    assert seen == []
+    monkeypatch.setattr(Federation, "round", lambda *_: pytest.fail("a round was run"))
+    again = run(exp, out=tmp_path)
     assert same(first, again)
     pd.testing.assert_frame_equal(first.metrics, again.metrics, check_exact=True)  # the seconds too
 
