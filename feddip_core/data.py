@@ -110,9 +110,12 @@ def load(name: str, data_dir: str | Path | None = None, normalisation: str = "st
     return dataclasses.replace(dataset, mean=mean, std=std, crop_padding=CROP_PADDING[name])
 
 
+def user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "feddip"
+
+
 def _find(name: str, data_dir: str | Path | None) -> Dataset:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "feddip"
-    roots = [Path(p).expanduser() for p in (data_dir, os.environ.get("FEDDIP_DATA"), cache) if p]
+    roots = [Path(p).expanduser() for p in (data_dir, os.environ.get("FEDDIP_DATA"), user_cache()) if p]
     folder = TORCHVISION[name][1]
     for root in roots:
         if (root / f"{name}.npz").is_file():

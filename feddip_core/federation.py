@@ -6,6 +6,7 @@ network and summed as they finish, so memory grows neither with N nor with K.
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from tqdm.auto import tqdm
 
-from . import checkpoints, communication, data, masks, models, records
+from . import checkpoints, communication, data, masks, models, native, records
 from .experiment import REVISION, Experiment
-from .local import eager_gradient, train_
+from .local import Gradient, eager_gradient, train_
 from .masks import Mask
 from .methods import METHODS
 from .schedules import learning_rate_at
@@ -90,14 +91,13 @@ def aggregate(uploads: Iterable[Mapping[str, Tensor]], sizes: Sequence[int]) -> 
 
 
 @torch.no_grad()
-def evaluate(net: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, normalise) -> tuple[float, float]:
-    """Top-1 accuracy and mean cross-entropy of the network with these parameters and statistics."""
-    net.eval()
+def evaluate(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, normalise) -> tuple[float, float]:
+    """Top-1 accuracy and mean cross-entropy of these logits."""
     correct = torch.zeros((), dtype=torch.int64, device=x.device)
     loss = torch.zeros((), dtype=torch.float64, device=x.device)
     for part in range(0, len(x), EVALUATION_BATCH):
         batch = slice(part, part + EVALUATION_BATCH)
-        logits = functional_call(net, dict(tensors), (normalise(x[batch]),))
+        logits = logits_of(normalise(x[batch]))
         correct += (logits.argmax(1) == y[batch]).sum()
         loss += F.cross_entropy(logits, y[batch], reduction="sum")
     return int(correct) / len(x), float(loss) / len(x)
@@ -115,7 +115,12 @@ class Federation:
         self.layout = models.Layout.of(self.net)
         self.statistics = models.Layout.of_statistics(self.net)
         self.uses = models.uses(self.net, dataset.image)
+        self.kernel = _kernel(exp, self.net, dataset.image, self.device)
         self.method = METHODS[exp.method](exp, self)
+
+    @property
+    def gradient_name(self) -> str:
+        return "native" if self.kernel else "eager"
 
     def start(self) -> State:
         """Default initialisation, pruned with the method's first mask."""
@@ -154,6 +159,7 @@ class Federation:
             "uplink_bits": self.method.uplink_bits(state, chosen),
             "downlink_mebibits_authors": len(chosen) * communication.authors_mebibits(billed, n) + extra[0],
             "uplink_mebibits_authors": sum(communication.authors_mebibits(float(z), n) for z in zeros) + extra[1],
+            "layer_zeros": " ".join(str(int((~keep).sum())) for keep in self.full_mask(m).values()),
             "regrown": regrown,
             "dropped": dropped,
             "seconds": time.perf_counter() - began,
@@ -208,7 +214,9 @@ class Federation:
         with global_stream(self.device, self.exp.seed, purpose, t, n):
             return self._gradient(loss_of=loss_of)(w, x, y)[1]
 
-    def _gradient(self, statistics: Tensor | None = None, loss_of=F.cross_entropy):
+    def _gradient(self, statistics: Tensor | None = None, loss_of=F.cross_entropy) -> Gradient:
+        if self.kernel and loss_of is F.cross_entropy:
+            return self.kernel.gradient
         if statistics is None:  # those of a network that is not kept
             statistics = self.statistics.flat(dict(self.net.named_buffers())).to(self.device)
         return eager_gradient(self.net.train(), self.layout, self.statistics.views(statistics), loss_of)
@@ -222,8 +230,13 @@ class Federation:
         return float(torch.cat(right).mean())
 
     def evaluate(self, state: State) -> tuple[float, float]:
-        tensors = self.layout.views(self.pruned(state.w, state.m)) | self.statistics.views(state.statistics)
-        return evaluate(self.net, tensors, self.data.x_test, self.data.y_test, self.data.normalise)
+        u = self.pruned(state.w, state.m)
+        tensors = self.layout.views(u) | self.statistics.views(state.statistics)
+
+        def logits_of(x):
+            return self.kernel.logits(u, x) if self.kernel else functional_call(self.net.eval(), tensors, (x,))
+
+        return evaluate(logits_of, self.data.x_test, self.data.y_test, self.data.normalise)
 
     def mask_of(self, flat: Tensor) -> Mask:
         """The mask that `Layout.flat_mask` made a vector of."""
@@ -278,7 +291,7 @@ def run(
     dataset = data.load(experiment.dataset, data_dir, experiment.normalisation)
     with _computing(experiment):
         federation = Federation(experiment, dataset)
-        record = records.Record(experiment, dataset.sha256, out)
+        record = records.Record(experiment, dataset.sha256, out, gradient=federation.gradient_name)
         state, rows = (federation.start(), []) if observe else _begin(federation, record)
         with _bar(experiment, progress) as bar:
             bar.update(state.t)
@@ -296,7 +309,8 @@ def run(
 
 def _key(record: records.Record) -> str:
     """What a checkpoint must have been made by to be gone on with: this run, this code's results, these data."""
-    return " ".join([record.exp.run_id, str(REVISION), *record.provenance["data_sha256"].values()])
+    made = record.provenance
+    return " ".join([record.exp.run_id, str(REVISION), made["gradient"], *made["data_sha256"].values()])
 
 
 def _keep(federation: Federation, record: records.Record, state: State, rows: list[dict]) -> None:
@@ -313,6 +327,20 @@ def _begin(federation: Federation, record: records.Record) -> tuple[State, list[
     plain = last.plain
     record.resume(plain["provenance"], round=plain["t"])
     return State.of(last.tensors, plain["t"], plain["mask_version"]), plain["rows"]
+
+
+def _kernel(exp: Experiment, net: nn.Module, image: dict[str, int], device: torch.device) -> native.Kernel | None:
+    """The compiled gradient, if the experiment wants it and it is to be had; None is PyTorch's."""
+    if exp.gradient == "eager":
+        return None
+    try:
+        return native.Kernel(net, image, device)
+    except native.Unavailable as reason:
+        if exp.gradient == "native":
+            raise ValueError(f"gradient: 'native' is not to be had; {reason}") from reason
+        if isinstance(reason, native.NotHere):
+            warnings.warn(f"gradient: eager, several times slower than native; {reason}", stacklevel=2)
+        return None
 
 
 def _check_device(exp: Experiment) -> None:

@@ -21,10 +21,11 @@ from .experiment import REVISION, Experiment
 class Record:
     """The folder `out/<run_id>/` with config.json, metrics.csv and provenance.json; nothing if `out` is None."""
 
-    def __init__(self, exp: Experiment, data_sha256: dict[str, str], out: str | Path | None = None):
+    def __init__(self, exp: Experiment, data_sha256: dict[str, str], out: str | Path | None = None, **made_by):
         self.exp = exp
         self.folder = out and Path(out) / exp.run_id
-        self.provenance = provenance(exp) | {"data_sha256": data_sha256, "rounds_done": 0, "diverged": None}
+        here = {"data_sha256": data_sha256, "rounds_done": 0, "diverged": None}
+        self.provenance = provenance(exp) | made_by | here
         self.earlier = self._rounds_of_an_earlier_run() if self.folder else 0
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)

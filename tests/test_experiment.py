@@ -41,6 +41,7 @@ WRONG = {
     "normalisation": ["none"],
     "seed": [-1, 0.5],
     "device": ["gpu", "cuda:x", "meta"],
+    "gradient": ["fast", None],
     "threads": [0, None],
 }
 

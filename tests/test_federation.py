@@ -220,7 +220,14 @@ def test_a_device_that_is_not_there_is_refused_before_data_are_read(tiny, monkey
 def test_a_dense_memory_is_centralised_dpf(tiny, mini):
     """One client that holds everything: error feedback without end, the mask renewed every two epochs."""
     exp = tiny(
-        "dpf", regrowth="dense_memory", clients=1, clients_per_round=1, rounds=4, batch_size=500, weight_decay=0.01
+        "dpf",
+        regrowth="dense_memory",
+        clients=1,
+        clients_per_round=1,
+        rounds=4,
+        batch_size=500,
+        weight_decay=0.01,
+        gradient="eager",
     )
     federation = Federation(exp, mini)
     w = federation.start().w.clone()
@@ -376,8 +383,8 @@ def test_metrics_have_their_columns(tiny):
     metrics = run(tiny(rounds=2)).metrics
     assert list(metrics.columns) == [
         "round", "test_accuracy", "test_loss", "train_loss", "sparsity", "delta", "lambda_", "learning_rate",
-        "downlink_bits", "uplink_bits", "downlink_mebibits_authors", "uplink_mebibits_authors", "regrown", "dropped",
-        "seconds",
+        "downlink_bits", "uplink_bits", "downlink_mebibits_authors", "uplink_mebibits_authors",
+        "layer_zeros", "regrown", "dropped", "seconds",
     ]  # fmt: skip
     assert metrics["round"].tolist() == [1, 2]
 

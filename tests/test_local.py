@@ -84,7 +84,7 @@ def test_mean_loss_weighs_batches_by_their_samples():
 @pytest.mark.parametrize("model", ["lenet5", "alexnet", "resnet18"])
 def test_local_training_mixes_no_devices_and_never_waits(tiny, model):
     """On the meta device a tensor has no values: whatever asks for one, or meets one of another device, fails."""
-    exp = tiny(model=model, width=0.05, lambda_max=1e-3, rules="authors", momentum=0.9)
+    exp = tiny(model=model, width=0.05, lambda_max=1e-3, rules="authors", momentum=0.9, gradient="eager")
     normal = dict(crop_padding="zeros", mean=torch.zeros(1, 1, 1), std=torch.ones(1, 1, 1))
     dataset = dataclasses.replace(data.load("fashion_mini"), **normal)
     federation = Federation(exp, dataset)
