@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 
 from . import checkpoints, communication, data, masks, models, native, records
 from .experiment import REVISION, Experiment
+from .live import Live, in_notebook
 from .local import Gradient, eager_gradient, train_
 from .masks import Mask
 from .methods import METHODS
@@ -28,6 +29,7 @@ from .schedules import learning_rate_at
 from .streams import global_stream, stream
 
 EVALUATION_BATCH = 500
+SAVING_SHARE = 0.02  # of a run's time, about, for its record and its checkpoint
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ class State:
 
         held = tuple(tensors["held"].tolist())
         return cls(t, tensors["w"], part("mask") or None, tensors["statistics"], mask_version, held, part("memory"))
+
+
+# How the clients of a round are trained: their uploads, in their order.
+Train = Callable[[State, list[int]], Iterable[dict[str, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -130,11 +136,11 @@ class Federation:
         held = (0 if self.method.all_hold_first_mask else -1,) * self.exp.clients
         return State(0, self._remembered(w, m), m, statistics, held=held, memory=memory)
 
-    def round(self, state: State) -> tuple[State, dict]:
+    def round(self, state: State, train: Train | None = None) -> tuple[State, dict]:
         """One pass of Algorithm 1's outer loop, and what was measured on the way."""
         began, exp, t = time.perf_counter(), self.exp, state.t
         chosen, kept_back, zeros = self.select(t), {}, []
-        uploads = self._train(state, chosen, kept_back, zeros)
+        uploads = self._received((train or self.train_clients)(state, chosen), chosen, kept_back, zeros)
         mean = aggregate(uploads, [len(self.parts[n]) for n in chosen])
         w, m, memory = self.method.reconfigure(mean, state, chosen, kept_back)
         regrown, dropped = masks.changes(self.full_mask(state.m), self.full_mask(m))
@@ -170,10 +176,13 @@ class Federation:
         order = torch.randperm(self.exp.clients, generator=stream(self.exp.seed, "select", t))
         return sorted(order[: self.exp.clients_per_round].tolist())
 
-    def _train(self, state: State, chosen: list[int], kept_back: dict, zeros: list) -> Iterator[dict[str, Tensor]]:
+    def train_clients(self, state: State, chosen: list[int]) -> Iterator[dict[str, Tensor]]:
+        """One after the other, here."""
+        return (self.train_client(state, n) for n in chosen)
+
+    def _received(self, uploads, chosen: list[int], kept_back: dict, zeros: list) -> Iterator[dict[str, Tensor]]:
         """One upload after the other, less what a client keeps back; and the fraction of zeros in each."""
-        for n in chosen:
-            upload = self.train_client(state, n)
+        for n, upload in zip(chosen, uploads, strict=True):
             if "kept back" in upload:
                 kept_back[n] = upload.pop("kept back")
             zeros.append((upload["w"] == 0).double().mean())
@@ -229,14 +238,15 @@ class Federation:
         right = [(functional_call(self.net.train(), tensors, (x,)).argmax(1) == y).double() for x, y in batches]
         return float(torch.cat(right).mean())
 
-    def evaluate(self, state: State) -> tuple[float, float]:
+    def evaluate(self, state: State, images: slice = slice(None)) -> tuple[float, float]:
+        """Accuracy and loss on the test images, or on some of them."""
         u = self.pruned(state.w, state.m)
         tensors = self.layout.views(u) | self.statistics.views(state.statistics)
 
         def logits_of(x):
             return self.kernel.logits(u, x) if self.kernel else functional_call(self.net.eval(), tensors, (x,))
 
-        return evaluate(logits_of, self.data.x_test, self.data.y_test, self.data.normalise)
+        return evaluate(logits_of, self.data.x_test[images], self.data.y_test[images], self.data.normalise)
 
     def mask_of(self, flat: Tensor) -> Mask:
         """The mask that `Layout.flat_mask` made a vector of."""
@@ -274,49 +284,89 @@ def run(
     out: str | Path | None = None,
     *,
     data_dir: str | Path | None = None,
+    workers: int = 1,
     until: int | None = None,
     observe: Callable[[Federation, State], None] | None = None,
     progress: bool = True,
 ) -> Run:
     """Train, and return the metrics of every round and the final sparse model.
 
-    With `out`, the record is kept in `out/<run_id>/` with a checkpoint of the last finished round: called again, the
-    run goes on from there, to the same bits. `until` stops after a round of a longer experiment.
-    `observe(federation, state)` is called after every round, so that such a run begins anew instead of going on; a
-    state is never changed, and may be kept.
+    With `out`, the record is kept in `out/<run_id>/` with a checkpoint: called again, the run goes on from there, to
+    the same bits. `workers` processes train the clients of a round, to the same bits as one. `until` stops after a
+    round of a longer experiment. `observe(federation, state)` is called after every round, so that such a run begins
+    anew instead of going on; a state is never changed, and may be kept. `progress` shows a bar, in a notebook also
+    the curves.
     """
     _check_device(experiment)
-    if until is not None and not (isinstance(until, int) and 1 <= until <= experiment.rounds):
-        raise ValueError(f"until: {until!r} is not allowed; it must be a whole number from 1 to {experiment.rounds}")
+    _check("until", until, until is None or _whole(until, 1, experiment.rounds), f"from 1 to {experiment.rounds}")
+    _check("workers", workers, _whole(workers, 1), "of at least 1")
+    if workers > 1 and (experiment.device != "cpu" or experiment.threads > 1):
+        raise ValueError(f"workers: {workers} is not allowed; more than one needs device='cpu' and threads=1")
     dataset = data.load(experiment.dataset, data_dir, experiment.normalisation)
-    with _computing(experiment):
+    with computing(experiment), ExitStack() as stack:
         federation = Federation(experiment, dataset)
         record = records.Record(experiment, dataset.sha256, out, gradient=federation.gradient_name)
+        stack.enter_context(record.alone())
         state, rows = (federation.start(), []) if observe else _begin(federation, record)
-        with _bar(experiment, progress) as bar:
-            bar.update(state.t)
-            while state.t < (until or experiment.rounds) and not record.provenance["diverged"]:
-                state, row = federation.round(state)
-                rows.append(row)
-                record.save(rows)
-                _keep(federation, record, state, rows)
-                if observe:
-                    observe(federation, state)
-                bar.update()
-                bar.set_postfix(accuracy=f"{row['test_accuracy']:.3f}", sparsity=f"{row['sparsity']:.3f}")
+        train = stack.enter_context(_workers(federation, workers)).train if workers > 1 else None
+        log = stack.enter_context(_Log(record, state, rows))
+        bar = stack.enter_context(_bar(federation, progress))
+        picture = Live(experiment.method) if not bar.disable and in_notebook() else None
+        bar.update(state.t)
+        while state.t < (until or experiment.rounds) and not (rows and records.diverged(rows[-1])):
+            state, row = federation.round(state, train)
+            log.add(state, row)
+            if observe:
+                observe(federation, state)
+            if picture:
+                picture.show(rows)
+            bar.set_postfix(accuracy=f"{row['test_accuracy']:.3f}", sparsity=f"{row['sparsity']:.3f}", refresh=False)
+            bar.update()
+        if picture:
+            picture.show(rows, whole=True)
+        if log.unsaved:
+            log.save()
         return federation.finished(state, pd.DataFrame(rows), record.provenance)
+
+
+class _Log:
+    """A run's rows, with its record and its checkpoint: saved at the end, after an interruption, and in between."""
+
+    def __init__(self, record: records.Record, state: State, rows: list[dict]):
+        self.record, self.state, self.rows = record, state, rows
+        self.saved, self.cost, self.unsaved = time.perf_counter(), 0.0, False
+
+    def __enter__(self) -> "_Log":
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.unsaved:
+            self.save()
+
+    def add(self, state: State, row: dict) -> None:
+        self.rows.append(row)
+        self.state, self.unsaved = state, True
+        # Both files are written whole, so their cost grows with the run: the longer it takes, the longer the pause.
+        if self.cost <= SAVING_SHARE * (time.perf_counter() - self.saved):
+            self.save()
+
+    def save(self) -> None:
+        began = time.perf_counter()
+        if self.rows:
+            self.record.save(self.rows)
+        if self.rows and self.record.folder:
+            plain = {"t": self.state.t, "mask_version": self.state.mask_version, "rows": self.rows}
+            plain["provenance"] = self.record.provenance
+            checkpoint = checkpoints.Checkpoint(self.state.tensors(), plain)
+            checkpoints.save(self.record.folder, _key(self.record), checkpoint)
+        self.saved, self.unsaved = time.perf_counter(), False
+        self.cost = self.saved - began
 
 
 def _key(record: records.Record) -> str:
     """What a checkpoint must have been made by to be gone on with: this run, this code's results, these data."""
     made = record.provenance
     return " ".join([record.exp.run_id, str(REVISION), made["gradient"], *made["data_sha256"].values()])
-
-
-def _keep(federation: Federation, record: records.Record, state: State, rows: list[dict]) -> None:
-    if record.folder:
-        plain = dict(t=state.t, mask_version=state.mask_version, rows=rows, provenance=record.provenance)
-        checkpoints.save(record.folder, _key(record), checkpoints.Checkpoint(state.tensors(), plain))
 
 
 def _begin(federation: Federation, record: records.Record) -> tuple[State, list[dict]]:
@@ -327,6 +377,21 @@ def _begin(federation: Federation, record: records.Record) -> tuple[State, list[
     plain = last.plain
     record.resume(plain["provenance"], round=plain["t"])
     return State.of(last.tensors, plain["t"], plain["mask_version"]), plain["rows"]
+
+
+def _workers(federation: Federation, count: int):
+    from .workers import Workers  # which imports this module
+
+    return Workers(federation, count)
+
+
+def _whole(value, low: int, high: int | None = None) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high)
+
+
+def _check(name: str, value, good: bool, allowed: str) -> None:
+    if not good:
+        raise ValueError(f"{name}: {value!r} is not allowed; it must be a whole number {allowed}")
 
 
 def _kernel(exp: Experiment, net: nn.Module, image: dict[str, int], device: torch.device) -> native.Kernel | None:
@@ -349,14 +414,16 @@ def _check_device(exp: Experiment) -> None:
         raise ValueError(f"device: {exp.device!r} is not allowed; this machine has {', '.join(['cpu', *here])}")
 
 
-def _bar(exp: Experiment, progress: bool) -> tqdm:
+def _bar(federation: Federation, progress: bool) -> tqdm:
+    exp = federation.exp
     # A terminal or a notebook shows the bar, a file does not (None leaves that to tqdm); TQDM_DISABLE silences all.
     disable = True if not progress or os.environ.get("TQDM_DISABLE") else None
-    return tqdm(total=exp.rounds, desc=f"{exp.method} {exp.run_id}", unit="round", disable=disable)
+    what = f"{exp.method} {exp.run_id}, {federation.gradient_name} gradient"
+    return tqdm(total=exp.rounds, desc=what, unit="round", disable=disable)
 
 
 @contextmanager
-def _computing(exp: Experiment):
+def computing(exp: Experiment):
     """The experiment's own number of threads, and on a GPU the kernels that give the same bits twice."""
     threads = torch.get_num_threads()
     torch.set_num_threads(exp.threads)

@@ -131,6 +131,41 @@ def quickstart(runs: Runs, clients_per_round: int, pruned: str = "feddip") -> Fi
     return figure
 
 
+def layers(ax: Axes, metrics: pd.DataFrame, sizes: Mapping[str, int]) -> Axes:
+    """The share of zeros in each prunable layer, from the first (dark) to the last (light)."""
+    zeros = np.array([row.split() for row in metrics["layer_zeros"].astype(str)], dtype=int)
+    for i, (name, size) in enumerate(sizes.items()):
+        colour = plt.get_cmap("viridis")(0.85 * i / max(1, len(sizes) - 1))
+        few = name.removesuffix(".weight") if len(sizes) <= 8 or i in (0, len(sizes) - 1) else None
+        ax.step(metrics["round"], zeros[:, i] / size, where="post", color=colour, label=few)
+    ax.set(title="The mask, layer by layer", xlabel="round", ylabel="fraction of zero weights", ylim=(-0.02, 1.02))
+    ax.legend(loc="lower right", fontsize=8)
+    return ax
+
+
+def cost(ax: Axes, metrics: pd.DataFrame, dense_bits_a_round: float, method: str) -> Axes:
+    """All that was sent until a round, beside what a dense model would have cost."""
+    for column, text, style in (("downlink_bits", "down", "-"), ("uplink_bits", "up", "--")):
+        sent = metrics[column].cumsum() / 8e6
+        ax.plot(metrics["round"], sent, linestyle=style, color=COLOURS[method], label=f"{NAMES[method]}, {text}")
+    dense = metrics["round"] * dense_bits_a_round / 8e6
+    ax.plot(metrics["round"], dense, ":", color="#555555", label="dense model, each way")
+    ax.set(title="Sent so far, masks included", xlabel="round", ylabel="megabytes", ylim=(0, None))
+    ax.legend(loc="upper left")
+    return ax
+
+
+def one_run(metrics: pd.DataFrame, method: str, sizes: Mapping[str, int], dense_bits_a_round: float) -> Figure:
+    """Accuracy, δ_t, the mask of each layer and the cost of one run."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(2, 2, figsize=(10, 6.4), layout="constrained")
+        accuracy(axes[0, 0], {method: metrics})
+        pruning_error(axes[0, 1], metrics, method)
+        layers(axes[1, 0], metrics, sizes)
+        cost(axes[1, 1], metrics, dense_bits_a_round, method)
+    return figure
+
+
 def side_by_side(runs: Runs) -> Figure:
     """Accuracy by round, and accuracy by what was sent until then, both ways."""
     with plt.rc_context(STYLE):
@@ -210,10 +245,10 @@ def show(figure: Figure, alt: str, out: str | Path = "", name: str = "") -> Pict
 
 def save(figure: Figure, folder: str | Path, name: str) -> None:
     """Write `name`.png and `name`.svg, the same bytes for the same figure."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     for form in ("png", "svg"):
-        write(folder / f"{name}.{form}", rendered(figure, form))
+        write(path.with_name(f"{path.name}.{form}"), rendered(figure, form))
 
 
 def rendered(figure: Figure, form: str, **how) -> bytes:

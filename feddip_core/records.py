@@ -8,14 +8,20 @@ import math
 import os
 import platform
 import subprocess
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
 import torch
+from filelock import FileLock, Timeout
 
 from .experiment import REVISION, Experiment
+
+
+class Taken(RuntimeError):
+    """The run is under way in another process."""
 
 
 class Record:
@@ -37,6 +43,25 @@ class Record:
         except (OSError, ValueError, KeyError, TypeError):
             return 0
 
+    @contextmanager
+    def alone(self):
+        """Keep every other process from this run while it is under way, and be kept from theirs."""
+        if not self.folder:
+            yield
+            return
+        # The operating system lets go of the lock when a process dies, however it dies.
+        lock = FileLock(self.folder / ".lock", blocking=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise Taken(
+                f"{self.folder}: another process is at this run; wait for it, or choose another folder"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
     def resume(self, earlier: dict, round: int) -> None:
         """Go on with the provenance of the run's beginning, and note where this process took it up."""
         here = {k: self.provenance[k] for k in ("commit", "cpu", "packages")} | {"after_round": round, "at": _now()}
@@ -44,12 +69,27 @@ class Record:
 
     def save(self, rows: list[dict]) -> None:
         """Replace the record by one that ends with the last of these rows."""
-        finite = all(math.isfinite(rows[-1][k]) for k in ("train_loss", "test_loss"))
-        self.provenance |= {"rounds_done": len(rows), "diverged": None if finite else len(rows), "saved": _now()}
+        ended = diverged(rows[-1])
+        self.provenance |= {"rounds_done": len(rows), "diverged": len(rows) if ended else None, "saved": _now()}
         # A record that went further stays until this run has caught up with it.
-        if self.folder and (len(rows) >= self.earlier or not finite):
+        if self.folder and (len(rows) >= self.earlier or ended):
             write(self.folder / "metrics.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
             write(self.folder / "provenance.json", _json(self.provenance))
+
+
+def diverged(row: dict) -> bool:
+    """Whether a loss of this round is not finite."""
+    return not all(math.isfinite(row[k]) for k in ("train_loss", "test_loss"))
+
+
+def progress(exp: Experiment, out: str | Path) -> tuple[int, bool]:
+    """How many rounds the record has, and whether it is whole: all of them, or all until it diverged."""
+    try:
+        kept = json.loads((Path(out) / exp.run_id / "provenance.json").read_text())
+        done = int(kept["rounds_done"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0, False
+    return done, done == exp.rounds or kept.get("diverged") is not None
 
 
 def load_runs(folder: str | Path) -> pd.DataFrame:

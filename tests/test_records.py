@@ -4,7 +4,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from feddip_core import Experiment, load_runs, records, run
+from feddip_core import Experiment, federation, load_runs, records, run
+from feddip_core.federation import Federation
 
 
 def test_a_run_leaves_its_record(tiny, tmp_path):
@@ -12,7 +13,7 @@ def test_a_run_leaves_its_record(tiny, tmp_path):
     result = run(exp, out=tmp_path)
     folder = tmp_path / exp.run_id
     record = ["config.json", "metrics.csv", "provenance.json"]
-    assert sorted(p.name for p in folder.iterdir()) == ["checkpoint.safetensors", *record]
+    assert sorted(p.name for p in folder.iterdir()) == [".lock", "checkpoint.safetensors", *record]
     config = json.loads((folder / "config.json").read_text())
     assert Experiment(**config) == exp
     pd.testing.assert_frame_equal(pd.read_csv(folder / "metrics.csv"), result.metrics, check_exact=True)
@@ -28,15 +29,15 @@ def test_a_run_leaves_its_record(tiny, tmp_path):
 
 
 def test_an_interrupted_run_keeps_what_it_measured(tiny, tmp_path, monkeypatch):
-    exp = tiny(rounds=5)
-    kept = records.Record.save
+    exp, honest = tiny(rounds=5), Federation.round
+    monkeypatch.setattr(federation, "SAVING_SHARE", 0.0)  # nothing is saved on the way but the first round
 
-    def interrupt(self, rows):
-        kept(self, rows)
-        if len(rows) == 2:
+    def interrupt(self, state, train):
+        if state.t == 2:
             raise KeyboardInterrupt
+        return honest(self, state, train)
 
-    monkeypatch.setattr(records.Record, "save", interrupt)
+    monkeypatch.setattr(Federation, "round", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(exp, out=tmp_path)
     assert pd.read_csv(tmp_path / exp.run_id / "metrics.csv")["round"].tolist() == [1, 2]
@@ -102,8 +103,12 @@ def test_a_record_that_does_not_fit_its_run_id_is_refused(tiny, tmp_path, change
 
 
 def test_the_records_of_this_repository_are_whole():
-    table = load_runs(Path(__file__).parent.parent / "outputs" / "runs")
+    folder = Path(__file__).parent.parent / "outputs" / "runs"
+    table = load_runs(folder)
     assert table.groupby("run_id")["round"].max().min() >= 1
+    for run_id, rounds in table.groupby("run_id")["rounds"].first().items():
+        parts = [folder / run_id / name for name in ("config.json", "metrics.csv", "provenance.json")]
+        assert sum(part.stat().st_size for part in parts) < 300_000 * max(1, rounds / 1000)
 
 
 def test_without_out_nothing_is_written(tiny, tmp_path, monkeypatch):

@@ -1,0 +1,165 @@
+"""The clients of a round in parallel processes, to the same bits as one after the other.
+
+A worker is a Python process that answers on a pipe: the server's state and a client's number in, the client's upload
+out, as safetensors with JSON; nothing is unpickled. The data are in one file that all workers map. A worker that dies
+is replaced, and its client trained again: its work depends on (seed, round, client) alone.
+"""
+
+import json
+import os
+import queue
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from . import data
+from .experiment import Experiment
+from .federation import Federation, State, computing
+
+ATTEMPTS = 3  # for one client, before its death is taken for more than an accident
+LENGTH = struct.Struct("<QQ")
+
+
+class Workers:
+    """`train(state, chosen)` yields the uploads of the chosen clients, in their order."""
+
+    def __init__(self, federation: Federation, count: int):
+        self.folder = tempfile.TemporaryDirectory(prefix="feddip-", ignore_cleanup_errors=True)
+        self.order = json.dumps(_share(federation, Path(self.folder.name)))
+        self.threads = ThreadPoolExecutor(count)
+        self.idle: queue.SimpleQueue[subprocess.Popen] = queue.SimpleQueue()
+        self.closed = False
+        self.processes = [self._start() for _ in range(count)]
+        for process in self.processes:
+            self.idle.put(process)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.closed = True
+        for process in self.processes:
+            process.kill()
+        self.threads.shutdown(cancel_futures=True)
+        for process in self.processes:
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+        self.folder.cleanup()
+
+    def train(self, state: State, chosen: list[int]) -> Iterator[dict[str, Tensor]]:
+        tensors = to_bytes({k: v.contiguous() for k, v in state.tensors().items()})
+        counters = {"t": state.t, "mask_version": state.mask_version}
+        yield from self.threads.map(lambda n: self._train(tensors, counters | {"client": n}), chosen)
+
+    def _train(self, tensors: bytes, request: dict) -> dict[str, Tensor]:
+        process = self.idle.get()
+        try:
+            for _ in range(ATTEMPTS):
+                try:
+                    _send(process.stdin, request, tensors)
+                    answer, upload = _receive(process.stdout)
+                    break
+                except (OSError, EOFError):
+                    if self.closed:
+                        raise
+                    process = self._replace(process)
+            else:
+                raise RuntimeError(f"client {request['client']}: its worker died {ATTEMPTS} times in a row")
+        finally:
+            self.idle.put(process)
+        if "error" in answer:
+            raise RuntimeError(f"client {request['client']} failed in its worker: {answer['error']}")
+        return from_bytes(upload)
+
+    def _start(self) -> subprocess.Popen:
+        # This very package, also if it is not installed; and no more threads than the experiment says.
+        path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "feddip_core.workers"]
+        # In a session of its own: Ctrl-C is for the server, which then ends its workers.
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
+        process.stdin.write(self.order.encode() + b"\n")
+        process.stdin.flush()
+        return process
+
+    def _replace(self, dead: subprocess.Popen) -> subprocess.Popen:
+        dead.kill()
+        process = self._start()
+        self.processes[self.processes.index(dead)] = process
+        dead.wait()
+        return process
+
+
+def _share(federation: Federation, folder: Path) -> dict:
+    """What a worker needs to be the same federation: the settings, and where in a file each array of the data is."""
+    arrays = {k: v.contiguous() for k, v in vars(federation.data).items() if isinstance(v, Tensor)}
+    for name, tensor in arrays.items():
+        tensor.numpy().tofile(folder / name)
+    return {
+        "experiment": federation.exp.to_dict() | {"gradient": federation.gradient_name},
+        "folder": str(folder),
+        "arrays": {k: (v.shape, str(v.dtype).removeprefix("torch.")) for k, v in arrays.items()},
+        "crop_padding": federation.data.crop_padding,
+    }
+
+
+def _mapped(order: dict) -> data.Dataset:
+    def array(name, shape, dtype):
+        size, dtype = torch.Size(shape).numel(), getattr(torch, dtype)
+        return torch.from_file(f"{order['folder']}/{name}", shared=True, size=size, dtype=dtype).view(shape)
+
+    arrays = {name: array(name, *how) for name, how in order["arrays"].items()}
+    return data.Dataset(**arrays, crop_padding=order["crop_padding"], sha256={})
+
+
+def _send(pipe: BinaryIO, plain: dict, tensors: bytes) -> None:
+    text = json.dumps(plain).encode()
+    pipe.write(LENGTH.pack(len(text), len(tensors)) + text)
+    pipe.write(tensors)
+    pipe.flush()
+
+
+def _receive(pipe: BinaryIO) -> tuple[dict, bytes]:
+    def read(count):
+        content = pipe.read(count)
+        if len(content) < count:
+            raise EOFError
+        return content
+
+    text, tensors = LENGTH.unpack(read(LENGTH.size))
+    return json.loads(read(text)), read(tensors)
+
+
+def _work(requests: BinaryIO, answers: BinaryIO) -> None:
+    order = json.loads(requests.readline())
+    exp = Experiment(**order["experiment"])
+    with computing(exp):
+        federation = Federation(exp, _mapped(order))
+        while True:
+            try:
+                request, tensors = _receive(requests)
+            except EOFError:  # the server is done, or dead
+                return
+            state = State.of(from_bytes(tensors), request["t"], request["mask_version"])
+            try:
+                upload = federation.train_client(state, request["client"])
+                _send(answers, {}, to_bytes({k: v.contiguous() for k, v in upload.items()}))
+            except Exception as error:
+                _send(answers, {"error": f"{type(error).__name__}: {error}"}, b"")
+
+
+if __name__ == "__main__":
+    _work(sys.stdin.buffer, sys.stdout.buffer)

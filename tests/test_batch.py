@@ -1,0 +1,153 @@
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from filelock import FileLock
+
+from feddip_core import Experiment, batch, records, run
+
+SHORT = ["--set", "rounds=2", "local_epochs=1"]
+
+
+def experiment(method="feddip", **settings):
+    return Experiment.preset("smoke", method=method, **(dict(rounds=2, local_epochs=1) | settings))
+
+
+def start(*words):
+    command = [sys.executable, "-m", "feddip_core.batch", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_every_combination_once():
+    options = batch.parser().parse_args(["--methods", "all", "--seeds", "0", "1", "--partitions", "iid", "shards"])
+    experiments = batch.chosen(options)
+    assert len(experiments) == 40
+    assert [(e.method, e.partition, e.seed) for e in experiments[:2]] == [("fedavg", "iid", 0), ("fedprox", "iid", 0)]
+    # FedAvg has no mask, so that it is the same run under both rules.
+    options = batch.parser().parse_args(["--methods", "fedavg", "feddp", "--rules", "paper", "authors"])
+    assert [(e.method, e.rules) for e in batch.chosen(options)] == [
+        ("fedavg", "authors"), ("feddp", "paper"), ("feddp", "authors")
+    ]  # fmt: skip
+
+
+def test_shards_share_a_batch_out():
+    experiments = list(range(7))
+    parts = [experiments[i - 1 :: n] for i, n in (batch._shard("1/3"), batch._shard("2/3"), batch._shard("3/3"))]
+    assert sorted(itertools.chain(*parts)) == experiments
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--methods", "sgd"], "method: 'sgd' is not allowed; it must be one of fedavg"),
+        (["--set", "rouns=3"], "set: 'rouns' is not allowed; it must be one of batch_size"),
+        (["--set", "rounds=many"], "rounds: 'many' is not allowed; it must be a whole number of at least 1"),
+        (["--shard", "3/2"], "'3/2' is not allowed; it must be i/n"),
+        (["--jobs", "0"], "'0' is not allowed; it must be a whole number of at least 1"),
+        (["--preset", "tiny"], "invalid choice: 'tiny'"),
+        (["--dataset", "none.npz", "--set", "model=lenet5"], "none.npz' is not allowed; there is no such file"),
+    ],
+)
+def test_options_that_make_no_sense_stop_it_before_any_work(words, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        batch.main([*words, "--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_job_tells_the_notebook_no_more_than_it_must_know(tmp_path):
+    exp = experiment(seed=3, partition="shards", rules="authors", regrowth="paper")
+    job = batch.Job(exp, "smoke", tmp_path)
+    assert job.settings == dict(rounds=2, local_epochs=1, regrowth="paper")
+    assert str(job) == (
+        f"{exp.run_id} FedDIP shards authors' rules rounds=2 local_epochs=1 regrowth=paper, seed 3"
+    )  # fmt: skip
+
+
+def test_a_dry_run_lists_what_is_left_and_runs_nothing(tmp_path, capsys):
+    run(experiment("snip"), out=tmp_path / "runs")
+    run(experiment(), out=tmp_path / "runs", until=1)
+    words = ["--methods", "snip", "feddip", "fedavg", *SHORT, "--out", str(tmp_path), "--dry-run"]
+    assert batch.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" rounds ")[0].split()[-1] for line in lines[:3]] == ["2/2", "1/2", "0/2"]
+    assert lines[0].endswith(" 0.0 min") and lines[3].startswith("3 runs, about 0.0 hours")
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_the_estimate_comes_from_records_or_from_a_few_steps(tmp_path):
+    exp = experiment()
+    measured = batch.seconds_a_round(exp, tmp_path)
+    metrics = run(exp, out=tmp_path / "runs").metrics
+    assert batch.seconds_a_round(exp.replace(seed=5), tmp_path) == pytest.approx(metrics["seconds"].median())
+    assert metrics["seconds"].min() / 10 < measured < metrics["seconds"].max() * 10
+
+
+def test_a_failed_run_is_reported_and_the_others_are_unharmed(tmp_path, capsys):
+    bad, good = experiment("feddip"), experiment("fedavg")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / bad.run_id).write_text("in the way of the record's folder")
+    words = ["--methods", "feddip", "fedavg", *SHORT, "--jobs", "2", "--out", str(tmp_path)]
+    assert batch.main(words) == 1
+    error = capsys.readouterr().err
+    assert f"failed: {bad.run_id} FedDIP" in error and "FileExistsError" in error
+    assert f"see {tmp_path}/notebooks/feddip-seed0-{bad.run_id}.ipynb" in error
+    assert (tmp_path / "notebooks" / f"feddip-seed0-{bad.run_id}.ipynb").exists()
+    assert records.progress(good, tmp_path / "runs") == (2, True)
+
+    (tmp_path / "runs" / bad.run_id).unlink()
+    stamp = (tmp_path / "runs" / good.run_id / "provenance.json").read_bytes()
+    assert batch.main(words) == 0
+    assert "1 done before, 1 done now" in capsys.readouterr().out
+    assert (tmp_path / "runs" / good.run_id / "provenance.json").read_bytes() == stamp
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
+    exp = experiment()
+    folder = tmp_path / "runs" / exp.run_id
+    folder.mkdir(parents=True)
+    with FileLock(folder / ".lock"):
+        with pytest.raises(records.Taken, match="another process is at this run"):
+            run(exp, out=tmp_path / "runs")
+        assert batch.main([*SHORT, "--out", str(tmp_path)]) == 3
+    assert f"left to another process: {exp.run_id}" in capsys.readouterr().err
+    assert run(exp, out=tmp_path / "runs").provenance["rounds_done"] == 2
+
+
+def test_two_batches_never_take_the_same_run(tmp_path):
+    words = ["--methods", "feddip", "fedavg", "--set", "rounds=30", "local_epochs=1", "--jobs", "2", "--out", tmp_path]
+    both = [start(*words), start(*words)]
+    said = [process.communicate(timeout=300)[0] for process in both]
+    assert sum(text.count("done: ") for text in said) == 2, said
+    assert {process.returncode for process in both} <= {0, 3}
+    for method in ("feddip", "fedavg"):
+        exp = experiment(method, rounds=30)
+        kept = json.loads((tmp_path / "runs" / exp.run_id / "provenance.json").read_text())
+        assert kept["rounds_done"] == 30 and "resumed" not in kept
+
+
+def test_ctrl_c_stops_it_cleanly_and_the_same_command_goes_on(tmp_path):
+    exp = experiment(rounds=120)
+    words = ["--set", "rounds=120", "local_epochs=1", "--out", tmp_path]
+    process = start(*words)
+    deadline = time.monotonic() + 120
+    while not records.progress(exp, tmp_path / "runs")[0] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 130, said
+    assert "1 runs are not done; the same command goes on with them" in said and "Traceback" not in said
+    done, whole = records.progress(exp, tmp_path / "runs")
+    assert 0 < done < 120 and not whole
+    FileLock(tmp_path / "runs" / exp.run_id / ".lock", blocking=False).acquire().lock.release()  # nobody is left
+    process = start(*words)
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    kept = json.loads((tmp_path / "runs" / exp.run_id / "provenance.json").read_text())
+    assert kept["rounds_done"] == 120 and kept["resumed"][0]["after_round"] == done
