@@ -1,7 +1,9 @@
 # make reproduce   run every notebook headlessly; results in outputs/
 # make test        lint, unit tests, every notebook
 # make lab         JupyterLab on the collection
-# make benchmark   our local training against a bare PyTorch loop
+# make benchmark   a round against a bare PyTorch loop; workers, start-up, growth; results in outputs/benchmarks
+# make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
+#                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
 # make notebooks   run the notebooks in place, to renew the outputs they carry
 
 PYTHON ?= python3
@@ -15,7 +17,17 @@ export PYDEVD_DISABLE_FILE_VALIDATION := 1
 # Progress bars would be part of a notebook's output, and different every time.
 QUIET := TQDM_DISABLE=1
 
-.PHONY: reproduce test lab benchmark notebooks clean
+# Of `make runs`.
+PRESET ?= smoke
+DATASET ?= $(if $(filter smoke,$(PRESET)),fashion_mini,fashion_mnist)
+METHODS ?= all
+SEEDS ?= 0
+PARTITIONS ?= iid
+RULES ?= paper
+JOBS ?= 2
+OPTIONS ?=
+
+.PHONY: reproduce test lab benchmark runs notebooks clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -37,6 +49,10 @@ lab: $(INSTALLED)
 
 benchmark: $(INSTALLED)
 	$(BIN)/python tests/benchmark.py
+
+runs: $(INSTALLED)
+	$(BIN)/python -m feddip_core.batch --preset $(PRESET) --dataset $(DATASET) --methods $(METHODS) --seeds $(SEEDS) \
+	  --partitions $(PARTITIONS) --rules $(RULES) --jobs $(JOBS) $(OPTIONS)
 
 notebooks: $(INSTALLED)
 	@set -e; for notebook in $(NOTEBOOKS); do \

@@ -47,6 +47,7 @@ class Job:
     process: subprocess.Popen | None = None
     began: float = field(default_factory=time.monotonic)
     reason: str = ""
+    rounds_done: int = 0
 
     def __str__(self) -> str:
         exp = self.exp
@@ -62,11 +63,6 @@ class Job:
         base = Experiment.preset(self.preset, **free)
         return {k: v for k, v in self.exp.to_dict().items() if v != getattr(base, k)}
 
-    @property
-    def rounds_done(self) -> int:
-        return self.progress[0]
-
-    @property
     def progress(self) -> tuple[int, bool]:
         return records.progress(self.exp, self.out / "runs")
 
@@ -89,11 +85,15 @@ class Job:
         self.state, self.began = "running", time.monotonic()
 
     def look(self) -> None:
-        """Take note of the end, if it has come."""
-        if self.state != "running" or self.process.poll() is None:
+        """Take note of the progress, and of the end if it has come."""
+        if self.state != "running":
+            return
+        ended = self.process.poll() is not None
+        self.rounds_done, whole = self.progress()  # after the end, or it might miss the last rounds
+        if not ended:
             return
         self.reason = _error(self.notebook) if self.process.returncode else ""
-        if self.process.returncode == 0 and self.progress[1]:
+        if self.process.returncode == 0 and whole:
             self.state = "done"
         elif self.reason.startswith(records.Taken.__name__):
             self.state = "elsewhere"
@@ -131,10 +131,11 @@ def _error(notebook: Path) -> str:
     return f"{shown[-1].ename}: {shown[-1].evalue}".splitlines()[0] if shown else ""
 
 
-def execute(jobs: list[Job], at_once: int, pause: float = 0.5) -> list[Job]:
+def execute(jobs: list[Job], at_once: int, pause: float = 1.0) -> list[Job]:
     """Run those that are not done, `at_once` of them side by side; an interruption leaves them all resumable."""
     for job in jobs:
-        job.state = "done" if job.progress[1] else "waiting"
+        job.rounds_done, whole = job.progress()
+        job.state = "done" if whole else "waiting"
     skipped = sum(job.state == "done" for job in jobs)
     total, begun = sum(job.exp.rounds for job in jobs), sum(_counted(job) for job in jobs)
     with tqdm(total=total, initial=begun, unit="round", disable=None, smoothing=0.05) as bar, _interruptible():
@@ -230,7 +231,7 @@ def plan(jobs: list[Job], at_once: int) -> str:
     """What would run, and about how long it would take."""
     rows, cost = [], {}
     for job in jobs:
-        exp, (done, whole) = job.exp, job.progress
+        exp, (done, whole) = job.exp, job.progress()
         kind = (exp.dataset, exp.model, exp.width, exp.clients_per_round, exp.local_epochs, exp.batch_size)
         if not whole and kind not in cost:
             cost[kind] = seconds_a_round(exp, job.out, job.data_dir)

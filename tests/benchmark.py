@@ -1,81 +1,283 @@
-"""Local training of one client, ours against a bare loop in eager PyTorch, on the same samples in the same run.
+"""How fast a round is, against a bare PyTorch loop that takes the same steps, and how time and memory grow.
 
-Only ratios mean anything: machines differ, and other work disturbs both sides alike. Each repetition measures
-every side once, in CPU time; the table shows the median over the repetitions.
+Only ratios mean anything: machines differ, and other work disturbs both sides alike, so sides are measured in turns and
+the table shows medians. It is written to outputs/benchmarks/ with a description of the machine.
 """
 
 import argparse
+import dataclasses
+import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 
-from feddip_core import Experiment, data
-from feddip_core.federation import Federation
-from feddip_core.records import provenance
+from feddip_core import Experiment, data, run
+from feddip_core.federation import SAVING_SHARE, Federation, State, _Log
+from feddip_core.records import Record, provenance, write
 from feddip_core.streams import stream
+from feddip_core.workers import Workers
 
-GOALS = {"fedavg": 1.10, "feddip": 1.25}
-
-
-def bare_loop(net, x, y, order, batch_size, eta, weight_decay):
-    """What one would write by hand: a module, an optimiser, a loop. The data are normalised beforehand."""
-    sgd = torch.optim.SGD(net.parameters(), lr=eta, weight_decay=weight_decay)
-    net.train()
-    for epoch in order:
-        for batch in epoch.split(batch_size):
-            sgd.zero_grad()
-            loss = F.cross_entropy(net(x[batch]), y[batch])
-            loss.backward()
-            sgd.step()
-    return loss
+OUT = Path(__file__).parent.parent / "outputs" / "benchmarks"
+PAPER = dict(dataset="fashion_mini", clients=50, clients_per_round=5, local_epochs=5, batch_size=64, rounds=1000)
 
 
-def cpu_seconds(work) -> float:
-    began = time.process_time()
-    work()
-    return time.process_time() - began
+def images(train: int, test: int = 10_000) -> data.Dataset:
+    """The embedded images over and over, as many as asked for: speed does not ask what they show."""
+    mini = data.load("fashion_mini")
+    sizes = {"x_train": train, "y_train": train, "x_test": test, "y_test": test}
+    tiled = {k: getattr(mini, k)[torch.arange(n) % len(getattr(mini, k))] for k, n in sizes.items()}
+    return dataclasses.replace(mini, **tiled)
+
+
+def bare_round(net, dataset, parts, exp) -> None:
+    """What one would write by hand: for each client a module, an optimiser, a loop; then the test images."""
+    x, y = dataset.normalise(dataset.x_train[torch.cat(parts)]), dataset.y_train[torch.cat(parts)]
+    start = {k: v.clone() for k, v in net.state_dict().items()}
+    mean = {k: torch.zeros_like(v) for k, v in start.items()}
+    generator = stream(0, "benchmark")
+    for first in range(0, len(x), len(parts[0])):
+        net.load_state_dict(start)
+        sgd = torch.optim.SGD(net.parameters(), lr=exp.learning_rate, weight_decay=exp.weight_decay)
+        for _ in range(exp.local_epochs):
+            for batch in (first + torch.randperm(len(parts[0]), generator=generator)).split(exp.batch_size):
+                sgd.zero_grad()
+                F.cross_entropy(net(x[batch]), y[batch]).backward()
+                sgd.step()
+        for k, v in net.state_dict().items():
+            mean[k] += v / len(parts)
+    net.load_state_dict(mean)
+    with torch.no_grad():
+        for part in torch.arange(len(dataset.x_test)).split(500):
+            F.cross_entropy(net(dataset.normalise(dataset.x_test[part])), dataset.y_test[part])
+
+
+class Clocked(Federation):
+    """A federation that knows how long its clients, its server and its evaluation took."""
+
+    def train_client(self, state, n):
+        return self._timed("local training", super().train_client, state, n)
+
+    def evaluate(self, state, *images):
+        return self._timed("evaluation", super().evaluate, state, *images)
+
+    def round(self, state, train=None):
+        self.took = {"local training": 0.0, "evaluation": 0.0}
+        began = time.process_time()
+        result = super().round(state, train)
+        self.took["server"] = time.process_time() - began - sum(self.took.values())
+        return result
+
+    def _timed(self, what, work, *arguments):
+        began = time.process_time()
+        result = work(*arguments)
+        self.took[what] += time.process_time() - began
+        return result
+
+
+def a_round(repeat: int) -> list[dict]:
+    """One thread, CPU time: FedAvg and FedDIP, eager and native, each against the bare loop of the same repetition."""
+    dataset = images(60_000)
+    late = {"fedavg": [0], "feddip": [100, 950]}  # rounds with s = 0.59 and s = 0.90, both with λ > 0
+    sides = {}
+    for gradient in ("eager", "native"):
+        for method, rounds in late.items():
+            site = Clocked(Experiment(method=method, gradient=gradient, **PAPER), dataset)
+            for t in rounds:
+                sides[f"{method}, {gradient}" + (f", round {t}" if t else "")] = (site, at_round(site, t))
+    site = sides["fedavg, eager"][0]
+    parts = [site.parts[n] for n in site.select(0)]
+    times = []
+    for _ in range(repeat):
+        began = time.process_time()
+        bare_round(site.net, dataset, parts, site.exp)
+        times.append({"bare loop": {"all": time.process_time() - began}})
+        for name, (federation, state) in sides.items():
+            federation.round(state)
+            times[-1][name] = federation.took | {"all": sum(federation.took.values())}
+    rows = [row("a round", "bare loop, eager", seconds=statistics.median(t["bare loop"]["all"] for t in times))]
+    for name in sides:
+        ratio = statistics.median(t["bare loop"]["all"] / t[name]["all"] for t in times)
+        goal = 3.0 if name.startswith("feddip, native") else None
+        rows.append(row("a round", name, statistics.median(t[name]["all"] for t in times), ratio, goal))
+        for part in ("local training", "evaluation", "server"):
+            share = statistics.median(t[name][part] / t[name]["all"] for t in times)
+            rows.append(row(f"of it, {part}", name, statistics.median(t[name][part] for t in times), share=share))
+    return [*rows, *saving(sides["feddip, native, round 950"])]
+
+
+def at_round(site: Federation, t: int) -> State:
+    """As if t rounds had gone by: the mask has the sparsity of that round, the weights are the first ones."""
+    state = site.start()
+    if t and state.m is not None:
+        w, m, memory = site.method.reconfigure({"w": state.w}, dataclasses.replace(state, t=t - t % 5 + 4), [], {})
+        state = dataclasses.replace(state, w=site.pruned(w, m), m=m, memory=memory)
+    return dataclasses.replace(state, t=t)
+
+
+def saving(side: tuple[Federation, State]) -> list[dict]:
+    """Record and checkpoint when the run is nearly over and both are at their largest."""
+    site, state = side
+    _, last = site.round(state)
+    rows = [last | {"round": i + 1} for i in range(999)]
+    with tempfile.TemporaryDirectory() as folder:
+        log = _Log(Record(site.exp, {}, folder, gradient=site.gradient_name), state, rows)
+        times = []
+        for _ in range(9):
+            log.save()
+            times.append(log.cost)
+    seconds = statistics.median(times)
+    share = min(SAVING_SHARE, seconds / sum(site.took.values()))
+    return [row("of it, record and checkpoint", "feddip, native, round 950", seconds, share=share)]
+
+
+def workers(repeat: int) -> list[dict]:
+    """Wall time of a round with two workers against one, eager and native, an odd and an even number of clients."""
+    dataset, rows = images(60_000), []
+    for gradient, k in (("native", 5), ("native", 10), ("eager", 4)):
+        site = Federation(Experiment(method="feddip", gradient=gradient, **PAPER | {"clients_per_round": k}), dataset)
+        state, times = site.start(), {1: [], 2: []}
+        with Workers(site, 2) as pool:
+            for trial in range(repeat + 1):
+                for count, train in ((1, None), (2, pool.train)):
+                    began = time.perf_counter()
+                    site.round(state, train)
+                    times[count] += [time.perf_counter() - began] if trial else []
+        ratio = statistics.median(a / b for a, b in zip(times[1], times[2], strict=True))
+        most = k / -(-k // 2)  # of k clients on two workers, were nothing else to do
+        name = f"feddip, {gradient}, K = {k} (at most {most:.2f})"
+        rows.append(row("two workers against one", name, statistics.median(times[2]), ratio, 1.8 if k > 5 else None))
+    return rows
+
+
+def side_by_side(repeat: int) -> list[dict]:
+    """Two runs at once against one after the other, in processes of their own."""
+    code = "from benchmark import alone; alone()"
+
+    def seconds(count):
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+        started = [
+            subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+            for _ in range(count)
+        ]  # fmt: skip
+        return max(float(process.communicate()[0]) for process in started)
+
+    pairs = [(seconds(1), seconds(2)) for _ in range(max(3, repeat // 2))]
+    ratio = statistics.median(2 * one / two for one, two in pairs)
+    both = statistics.median(two for _, two in pairs)
+    return [row("two runs side by side against one after the other", "feddip, native", both, ratio, 1.95)]
+
+
+def alone() -> None:
+    torch.set_num_threads(1)
+    site = Federation(Experiment(method="feddip", **PAPER), images(60_000))
+    state, _ = site.round(site.start())
+    began = time.perf_counter()
+    for _ in range(4):
+        state, _ = site.round(state)
+    print((time.perf_counter() - began) / 4)
+
+
+def start_up(repeat: int) -> list[dict]:
+    """Seconds until the first round, in a fresh process: Python and PyTorch, this package, a federation."""
+    steps = {
+        "python and torch": "import torch",
+        "and feddip_core": "import feddip_core",
+        "and LeNet-5 with 50 clients": "from benchmark import *; Federation(Experiment(**PAPER), images(60_000))",
+    }
+    rows = []
+    for name, code in steps.items():
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+        times = []
+        for _ in range(max(3, repeat // 2)):
+            began = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+            times.append(time.perf_counter() - began)
+        rows.append(row("start-up", name, statistics.median(times)))
+    return rows
+
+
+GROWTH = {
+    "clients N": [dict(clients=n) for n in (10, 100, 1000)],
+    "clients a round K": [dict(clients_per_round=k) for k in (2, 4, 8)],
+    "local epochs E": [dict(local_epochs=e) for e in (1, 2, 4)],
+    "model size (width, eager)": [dict(width=w, gradient="eager") for w in (0.5, 1, 2, 4)],
+}
+
+
+def growth() -> list[dict]:
+    """Seconds a round and peak memory, each case in a process of its own; every client has 60 images."""
+    rows = []
+    for name, cases in GROWTH.items():
+        found = []
+        for case in cases:
+            code = f"from benchmark import grown; grown({case!r})"
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+            done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+            found.append(json.loads(done.stdout))
+        for case, here in zip(cases, found, strict=True):
+            value = next(iter(case.values()))
+            ratio = here["seconds"] / found[0]["seconds"]
+            rows.append(row(f"growth with {name}", str(value), here["seconds"], ratio, memory=here["megabytes"]))
+    return rows
+
+
+def grown(case: dict) -> None:
+    torch.set_num_threads(1)
+    settings = dict(dataset="fashion_mini", clients=10, clients_per_round=4, local_epochs=4, batch_size=16) | case
+    dataset = images(60 * settings["clients"], test=100)
+    site = Federation(Experiment(method="feddip", **settings), dataset)
+    state, _ = site.round(site.start())
+    times = []
+    for _ in range(7):
+        began = time.process_time()
+        state, _ = site.round(state)
+        times.append(time.process_time() - began)
+    # Not getrusage's, which a process inherits from the one that started it.
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    print(json.dumps({"seconds": statistics.median(times), "megabytes": int(peak.split()[1]) / 1024}))
+
+
+def row(part, case, seconds, ratio=None, goal=None, share=None, memory=None) -> dict:
+    return dict(part=part, case=case, seconds=seconds, ratio=ratio, goal=goal, share=share, peak_megabytes=memory)
+
+
+def table(rows: list[dict], machine: str) -> str:
+    """The rows as Markdown."""
+
+    def cells(r):
+        share = "" if r["share"] is None else f"{r['share']:.1%}"
+        ratio = "" if r["ratio"] is None else f"{r['ratio']:.2f} ×"
+        goal = "" if r["goal"] is None else f"≥ {r['goal']} ×" + (" missed" if r["ratio"] < r["goal"] else "")
+        memory = "" if r["peak_megabytes"] is None else f"{r['peak_megabytes']:.0f}"
+        return [r["part"], r["case"], f"{r['seconds']:.3f}", ratio, goal, share, memory]
+
+    head = ["what", "case", "seconds", "ratio", "goal", "share", "peak MB"]
+    lines = [head, ["---"] * len(head), *map(cells, rows)]
+    return f"{machine}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=21, help="repetitions")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeat", type=int, default=5, help="repetitions")
     repeat = parser.parse_args().repeat
     torch.set_num_threads(1)
-    # The paper's client: 1,200 samples, 5 epochs, batches of 64; λ > 0, as from a tenth of the run on.
-    dataset = data.load("fashion_mini")
-    settings = dict(dataset="fashion_mini", clients=5, rounds=20, seed=0)
-    ours = {m: Federation(Experiment(method=m, **settings), dataset) for m in GOALS}
-    states = {m: f.start() for m, f in ours.items()}
-    late = {m: type(s)(**(vars(s) | {"t": 10})) for m, s in states.items()}
-
-    federation, exp = ours["fedavg"], ours["fedavg"].exp
-    part = federation.parts[0]
-    x, y = dataset.normalise(dataset.x_train[part]), dataset.y_train[part]
-    generator = stream(0, "benchmark")
-    order = [torch.randperm(len(x), generator=generator) for _ in range(exp.local_epochs)]
-
-    def bare():
-        bare_loop(federation.net, x, y, order, exp.batch_size, exp.learning_rate, exp.weight_decay)
-
-    sides = {"bare loop": bare} | {m: lambda m=m: ours[m].train_client(late[m], 0) for m in GOALS}
-    for work in sides.values():
-        work()
-    times = [{name: cpu_seconds(work) for name, work in sides.items()} for _ in range(repeat)]
-    ratios = {m: statistics.median(t[m] / t["bare loop"] for t in times) for m in GOALS}
-
-    machine = provenance(exp)
-    print(
-        f"LeNet-5, {len(x)} samples, {exp.local_epochs} epochs, batches of {exp.batch_size}; one thread; n = {repeat}"
-    )
-    print(f"{machine['cpu']}; torch {machine['packages']['torch']}\n")
-    print(f"{'local training of a client':<28}{'seconds':>9}{'ratio':>8}{'goal':>8}")
-    for name in sides:
-        seconds = statistics.median(t[name] for t in times)
-        goal = f"≤ {GOALS[name]:.2f}" if name in GOALS else ""
-        goal += " missed" if name in GOALS and ratios[name] > GOALS[name] else ""
-        print(f"{name:<28}{seconds:>9.2f}{ratios.get(name, 1):>8.2f}{goal:>8}")
+    run(Experiment.preset("smoke", rounds=1), progress=False)  # whatever is compiled only once
+    made = provenance(Experiment(**PAPER))
+    machine = f"{made['cpu']}; torch {made['packages']['torch']}; one thread a process; medians, n = {repeat}; "
+    machine += f"commit {made['commit']}, {made['started']}"
+    rows = [*a_round(repeat), *workers(repeat), *side_by_side(repeat), *start_up(repeat), *growth()]
+    OUT.mkdir(parents=True, exist_ok=True)
+    write(OUT / "benchmark.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+    write(OUT / "benchmark.md", table(rows, machine))
+    print(table(rows, machine))
 
 
 if __name__ == "__main__":
