@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from . import plots
 
 SHARE = 0.015  # of the run's time, at most, for drawing
+CURVES = {"test_accuracy": "Test accuracy", "sparsity": "Sparsity $s_t$", "delta": "Pruning error $\\delta_t$"}
 
 
 class Live:
@@ -16,7 +17,8 @@ class Live:
 
     def __init__(self, method: str, clock=time.perf_counter):
         self.method, self.clock = method, clock
-        self.began, self.spent, self.last, self.handle = clock(), 0.0, 0.1, None
+        self.began, self.spent, self.last = clock(), 0.0, 0.1
+        self.figure, self.handle = None, None
 
     def show(self, rows: list[dict], whole: bool = False) -> None:
         """Draw, if there is time for it; a run that was shown at all is shown `whole` at its end."""
@@ -30,26 +32,33 @@ class Live:
     def _draw(self, metrics: pd.DataFrame) -> None:
         from IPython.display import display  # only ever called in a notebook
 
-        figure = curves(metrics, self.method)
+        self.figure = self.figure or panels(self.method)
         last = metrics.iloc[-1]
         alt = f"round {last['round']:.0f}: accuracy {last['test_accuracy']:.3f}, sparsity {last['sparsity']:.3f}"
-        picture = plots.Picture(plots.rendered(figure, "png", dpi=70), alt)
+        picture = plots.Picture(plots.rendered(drawn(self.figure, metrics), "png", dpi=70), alt)
         if self.handle:
             self.handle.update(picture)
         else:
             self.handle = display(picture, display_id=True)
 
 
-def curves(metrics: pd.DataFrame, method: str) -> Figure:
-    """Accuracy, sparsity and δ_t by round."""
-    columns = {
-        "test_accuracy": "Test accuracy", "sparsity": "Sparsity $s_t$", "delta": "Pruning error $\\delta_t$"
-    }  # fmt: skip
+def panels(method: str) -> Figure:
+    """Room for the three curves. It is made once: placing axes and text is most of the work of drawing."""
     with plt.rc_context(plots.STYLE):
-        figure = Figure(figsize=(11, 2.8), layout="constrained")
-        for ax, (column, title) in zip(figure.subplots(1, 3), columns.items(), strict=True):
-            ax.plot(metrics["round"], metrics[column], color=plots.COLOURS[method])
-            ax.set(title=title, xlabel="round", ylim=(0, None if column == "delta" else 1))
+        figure = Figure(figsize=(11, 2.8))
+        for ax, title in zip(figure.subplots(1, 3), CURVES.values(), strict=True):
+            ax.plot([], [], color=plots.COLOURS[method])
+            ax.set(title=title, xlabel="round")
+        figure.subplots_adjust(left=0.04, right=0.99, bottom=0.18, top=0.9, wspace=0.18)
+    return figure
+
+
+def drawn(figure: Figure, metrics: pd.DataFrame) -> Figure:
+    """The panels with the curves of these rounds."""
+    for ax, column in zip(figure.axes, CURVES, strict=True):
+        ax.lines[0].set_data(metrics["round"], metrics[column])
+        highest = metrics[column].max() * 1.05 if column == "delta" else 1.0
+        ax.set(xlim=(0, metrics["round"].iloc[-1] + 1), ylim=(0, highest if highest > 0 else 1.0))
     return figure
 
 

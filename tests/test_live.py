@@ -53,9 +53,13 @@ def test_a_short_run_is_not_drawn_and_a_shown_one_is_drawn_whole(watched):
 
 def test_the_curves_are_those_of_the_metrics():
     metrics = pd.DataFrame({"round": [1, 2], "test_accuracy": [0.3, 0.6], "sparsity": [0.5, 0.9], "delta": [0.0, 0.1]})
-    figure = live.curves(metrics, "feddip")
+    figure = live.panels("feddip")
+    live.drawn(figure, metrics.head(1))
+    first = plots.rendered(figure, "png", dpi=70)
+    live.drawn(figure, metrics)
     assert [np.asarray(ax.lines[0].get_ydata()).tolist() for ax in figure.axes] == [[0.3, 0.6], [0.5, 0.9], [0.0, 0.1]]
-    assert plots.rendered(figure, "png", dpi=70).startswith(b"\x89PNG")
+    assert all(ax.get_xlim()[1] >= 2 and ax.get_ylim()[1] >= ax.lines[0].get_ydata().max() for ax in figure.axes)
+    assert first.startswith(b"\x89PNG") and plots.rendered(figure, "png", dpi=70) != first
 
 
 def test_outside_a_notebook_nothing_is_shown(tiny, capfd, monkeypatch):
