@@ -2,11 +2,13 @@
 # make test        lint, unit tests, every notebook
 # make lab         JupyterLab on the collection
 # make benchmark   our local training against a bare PyTorch loop
+# make benchmark-flower   a round of ours against one of Flower's simulation
 # make notebooks   run the notebooks in place, to renew the outputs they carry
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+FLOWER := .venv-flower/installed
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 
 # The profile keeps kernels from warning about loopback, the other variable from warning about frozen modules.
@@ -15,7 +17,7 @@ export PYDEVD_DISABLE_FILE_VALIDATION := 1
 # Progress bars would be part of a notebook's output, and different every time.
 QUIET := TQDM_DISABLE=1
 
-.PHONY: reproduce test lab benchmark notebooks clean
+.PHONY: reproduce test lab benchmark benchmark-flower notebooks clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -38,6 +40,9 @@ lab: $(INSTALLED)
 benchmark: $(INSTALLED)
 	$(BIN)/python tests/benchmark.py
 
+benchmark-flower: $(FLOWER)
+	.venv-flower/bin/python tests/benchmark_flower.py
+
 notebooks: $(INSTALLED)
 	@set -e; for notebook in $(NOTEBOOKS); do \
 	  $(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN $$notebook; \
@@ -50,5 +55,12 @@ $(INSTALLED): .ci/lock.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -c .ci/lock.txt -e '.[notebooks,test]'
 	@touch $@
 
+# Flower wants another version of `packaging` than the notebooks do, and so an environment of its own.
+$(FLOWER): .ci/lock-flower.txt pyproject.toml
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/pip install --quiet --disable-pip-version-check -r .ci/lock-flower.txt
+	.venv-flower/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
 clean:
-	rm -rf .venv outputs/notebooks
+	rm -rf .venv .venv-flower outputs/notebooks
