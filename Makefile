@@ -2,6 +2,7 @@
 # make test        lint, unit tests, every notebook
 # make lab         JupyterLab on the collection
 # make benchmark   a round against a bare PyTorch loop; workers, start-up, growth; results in outputs/benchmarks
+# make benchmark-flower   a round against one of Flower's simulation, in an environment of its own
 # make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
 # make notebooks   run the notebooks in place, to renew the outputs they carry
@@ -9,6 +10,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+FLOWER := .venv-flower/installed
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 
 # The profile keeps kernels from warning about loopback, the other variable from warning about frozen modules.
@@ -27,7 +29,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce test lab benchmark runs notebooks clean
+.PHONY: reproduce test lab benchmark benchmark-flower runs notebooks clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -54,6 +56,9 @@ runs: $(INSTALLED)
 	$(BIN)/python -m feddip_core.batch --preset $(PRESET) --dataset $(DATASET) --methods $(METHODS) --seeds $(SEEDS) \
 	  --partitions $(PARTITIONS) --rules $(RULES) --jobs $(JOBS) $(OPTIONS)
 
+benchmark-flower: $(FLOWER)
+	.venv-flower/bin/python tests/benchmark_flower.py
+
 notebooks: $(INSTALLED)
 	@set -e; for notebook in $(NOTEBOOKS); do \
 	  $(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN $$notebook; \
@@ -66,5 +71,12 @@ $(INSTALLED): .ci/lock.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -c .ci/lock.txt -e '.[notebooks,test]'
 	@touch $@
 
+# Flower wants another version of `packaging` than the notebooks do, and so an environment of its own.
+$(FLOWER): .ci/lock-flower.txt pyproject.toml
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/pip install --quiet --disable-pip-version-check -r .ci/lock-flower.txt
+	.venv-flower/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
 clean:
-	rm -rf .venv outputs/notebooks
+	rm -rf .venv .venv-flower outputs/notebooks

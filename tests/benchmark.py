@@ -37,20 +37,30 @@ def images(train: int, test: int = 10_000) -> data.Dataset:
     return dataclasses.replace(mini, **tiled)
 
 
+def bare_loop(net, x, y, order, batch_size, eta, weight_decay):
+    """What one would write by hand: a module, an optimiser, a loop. The data are normalised beforehand."""
+    sgd = torch.optim.SGD(net.parameters(), lr=eta, weight_decay=weight_decay)
+    net.train()
+    for epoch in order:
+        for batch in epoch.split(batch_size):
+            sgd.zero_grad()
+            loss = F.cross_entropy(net(x[batch]), y[batch])
+            loss.backward()
+            sgd.step()
+    return loss
+
+
 def bare_round(net, dataset, parts, exp) -> None:
-    """What one would write by hand: for each client a module, an optimiser, a loop; then the test images."""
+    """The bare loop for each client, the mean of their networks, and a loop over the test images."""
     x, y = dataset.normalise(dataset.x_train[torch.cat(parts)]), dataset.y_train[torch.cat(parts)]
     start = {k: v.clone() for k, v in net.state_dict().items()}
     mean = {k: torch.zeros_like(v) for k, v in start.items()}
     generator = stream(0, "benchmark")
     for first in range(0, len(x), len(parts[0])):
         net.load_state_dict(start)
-        sgd = torch.optim.SGD(net.parameters(), lr=exp.learning_rate, weight_decay=exp.weight_decay)
-        for _ in range(exp.local_epochs):
-            for batch in (first + torch.randperm(len(parts[0]), generator=generator)).split(exp.batch_size):
-                sgd.zero_grad()
-                F.cross_entropy(net(x[batch]), y[batch]).backward()
-                sgd.step()
+        own = slice(first, first + len(parts[0]))
+        order = [torch.randperm(len(parts[0]), generator=generator) for _ in range(exp.local_epochs)]
+        bare_loop(net, x[own], y[own], order, exp.batch_size, exp.learning_rate, exp.weight_decay)
         for k, v in net.state_dict().items():
             mean[k] += v / len(parts)
     net.load_state_dict(mean)
