@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from .records import write
@@ -222,3 +223,194 @@ def rendered(figure: Figure, form: str, **how) -> bytes:
     with plt.rc_context(STYLE):
         figure.savefig(picture, format=form, metadata=metadata, **how)
     return picture.getvalue()
+
+
+def by_label(rounds: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
+    """For each label, a row a round: the mean over its seeds, and the lowest and highest of them."""
+    groups = rounds.groupby("label", sort=False)
+    return {label: own.groupby("round")[column].agg(["mean", "min", "max"]) for label, own in groups}
+
+
+def percent_curves(ax: Axes, rounds: pd.DataFrame, smooth: int = 1) -> Axes:
+    """Accuracy of each method by round, a band from the lowest to the highest seed; if smoothed, the raw curve pale."""
+    for method, own in by_label(rounds, "test_accuracy").items():
+        # Broken lines over solid ones: where two methods agree, both can be seen.
+        own, look = 100 * own, dict(color=COLOURS[method], linestyle=LINES[method], zorder=2 + (LINES[method] != "-"))
+        ax.plot(own["mean"].rolling(smooth, min_periods=1).mean(), label=NAMES[method], **look)
+        if smooth > 1:
+            ax.plot(own["mean"], linewidth=0.7, alpha=0.3, color=COLOURS[method])
+        else:
+            ax.fill_between(own.index, own["min"], own["max"], color=COLOURS[method], alpha=0.15, linewidth=0)
+    ax.set(xlabel="round", ylabel="test accuracy, %")
+    return ax
+
+
+def paper_lines(ax: Axes, paper: Mapping, methods=COLOURS) -> Axes:
+    """What the paper printed, a thin dashed line across in the colour of its method."""
+    for method, value in paper.items():
+        height = value[0] if isinstance(value, list) else value
+        if method in methods:
+            ax.axhline(height, color=COLOURS[method], linestyle=(0, (6, 4)), linewidth=0.9, alpha=0.8, zorder=1)
+    return ax
+
+
+def ends(ax: Axes, ours: pd.DataFrame, paper: Mapping) -> Axes:
+    """One row a method: ours as a dot with its standard deviation over seeds, the paper's as an open diamond."""
+    for i, (method, row) in enumerate(ours.iterrows()):
+        ax.errorbar(row["mean"], i, xerr=row["std"], fmt="o", markersize=6, capsize=3, color=COLOURS[method])
+        if method in paper:
+            value = paper[method] if isinstance(paper[method], list) else [paper[method], 0]
+            ax.errorbar(
+                *value[:1], i, xerr=value[1], fmt="D", markersize=7, color=COLOURS[method], mfc="white", zorder=1
+            )
+    ax.set(yticks=range(len(ours)), yticklabels=[NAMES[method] for method in ours.index], xlabel="test accuracy, %")
+    ax.set_ylim(len(ours) - 0.5, -0.5)
+    return ax
+
+
+OURS_AND_PAPER = [
+    Line2D([], [], marker="o", linestyle="", color="#555555", label="ours"),
+    Line2D([], [], marker="D", linestyle="", color="#555555", markerfacecolor="white", label="the paper's"),
+]
+
+
+def against_paper(rounds: pd.DataFrame, ours: pd.DataFrame, paper: Mapping, statistic: str, smooth: int = 1) -> Figure:
+    """Accuracy by round, and what came of it beside the paper's value."""
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(
+            1, 2, figsize=(11, 4.4), layout="constrained", gridspec_kw={"width_ratios": [3, 2]}
+        )
+        paper_lines(percent_curves(left, rounds, smooth), paper)
+        left.set(title="Test accuracy by round (thin dashes: the paper's value)", ylim=(0, 100))
+        ends(right, ours, paper).set(title=f"{statistic.capitalize()}, mean ± std over seeds")
+        figure.legend(
+            handles=[*left.get_legend_handles_labels()[0], *OURS_AND_PAPER], loc="outside lower center", ncols=9
+        )
+    return figure
+
+
+def against_cost(
+    rounds: pd.DataFrame, mebibits: pd.Series, megabytes: pd.Series, budget: float, paper: Mapping
+) -> Figure:
+    """Accuracy against all that was sent, in the authors' unit with the paper's budget, and in bytes with masks."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
+        for ax, cost in zip(axes, (mebibits, megabytes), strict=True):
+            curves = rounds.assign(cost=cost).groupby(["label", "round"], sort=False)[["cost", "test_accuracy"]].mean()
+            for method, own in curves.groupby("label", sort=False):
+                look = dict(color=COLOURS[method], linestyle=LINES[method], label=NAMES[method])
+                look["zorder"] = 2 + (LINES[method] != "-")
+                ax.plot(own["cost"], 100 * own["test_accuracy"], **look)
+                ax.plot(
+                    own["cost"].iloc[-1], 100 * own["test_accuracy"].iloc[-1], "o", markersize=5, color=COLOURS[method]
+                )
+        axes[0].axvline(budget, color="#555555", linewidth=1.2)
+        axes[0].annotate(" budget", (budget, 2), color="#555555")
+        for method, value in paper.items():
+            axes[0].plot(budget, value, "D", markersize=6, color=COLOURS[method], mfc="white", zorder=3)
+        paper_lines(axes[0], paper)
+        axes[0].set(
+            title="In the authors' unit",
+            xlabel="mebibits sent, both ways, as the authors count",
+            ylabel="test accuracy, %",
+            ylim=(0, 100),
+        )
+        axes[1].set(title="In bytes, with mask bits", xlabel="megabytes sent, both ways, masks included")
+        handles = [*axes[0].get_legend_handles_labels()[0], OURS_AND_PAPER[1]]
+        figure.legend(handles=handles, loc="outside lower center", ncols=8)
+    return figure
+
+
+def layer_bars(layers: pd.DataFrame, columns: list[str]) -> Figure:
+    """Sparsity of each layer: one bar a method, ERK's own allocation as marks; and against the layer's size."""
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(
+            1, 2, figsize=(11, 4.6), sharey=True, layout="constrained", gridspec_kw={"width_ratios": [3, 2]}
+        )
+        x = np.arange(len(layers))
+        for i, method in enumerate(columns):
+            place = x + 0.36 * (i - (len(columns) - 1) / 2)
+            left.bar(place, layers[method], width=0.34, color=COLOURS[method], label=NAMES[method])
+        for column, mark in (("ERK at s_0", "_"), ("ERK at s_p", "x")):
+            left.plot(
+                x,
+                layers[column],
+                mark,
+                color="black",
+                markersize=12 if mark == "_" else 7,
+                markeredgewidth=2,
+                label=column.replace("s_0", "$s_0$").replace("s_p", "$s_p$"),
+            )
+        left.set(title="Fraction of zeros in each layer", ylabel="fraction of zeros", ylim=(0, 1), xticks=x)
+        left.set_xticklabels(layers.index, rotation=0 if len(x) < 7 else 90)
+        for kind, mark in (("convolution", "o"), ("fully connected", "s")):
+            own = layers[layers["kind"] == kind]
+            for method in columns:
+                right.plot(own["size"], own[method], mark, color=COLOURS[method], markersize=7)
+            right.plot([], [], mark, color="#555555", label=kind)
+        right.set(title="… against its size", xlabel="weights in the layer", xscale="log")
+        figure.legend(loc="outside lower center", ncols=6)
+    return figure
+
+
+SHADES = ["#F2A36B", "#D55E00", "#6B2F00"]  # of FedDIP's colour, lighter to darker
+
+
+def extremes(rounds: pd.DataFrame, paper: float | None = None) -> Figure:
+    """FedDIP at several targets: the sparsity over the rounds, and the accuracy that is left."""
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+        looks = dict(zip(rounds["label"].unique(), zip(SHADES, ("-", "--", "-."), strict=True), strict=False))
+        for ax, column, factor in ((left, "sparsity", 1), (right, "test_accuracy", 100)):
+            for label, own in by_label(rounds, column).items():
+                colour, style = looks[label]
+                ax.plot(factor * own["mean"], color=colour, linestyle=style, label=f"$s_p$ = {label}")
+                ax.fill_between(
+                    own.index, factor * own["min"], factor * own["max"], color=colour, alpha=0.15, linewidth=0
+                )
+        if paper is not None:
+            right.axhline(
+                paper, color=SHADES[0], linestyle=(0, (6, 4)), linewidth=0.9, label="the paper's, at the first target"
+            )
+        left.set(title="Sparsity after each round", xlabel="round", ylabel="fraction of zeros", ylim=(0, 1.02))
+        right.set(title="Test accuracy", xlabel="round", ylabel="test accuracy, %", ylim=(0, 100))
+        figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def rules(runs: pd.DataFrame, labels: list[str], paper: Mapping) -> Figure:
+    """One row a set of rules: the accuracy of every seed and their mean, and how many weights ever came back."""
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True, layout="constrained")
+        for i, label in enumerate(labels):
+            own = runs.loc[[label]] if label in runs.index.get_level_values("label") else runs.iloc[:0]
+            colour = COLOURS["feddp" if label.startswith("FedDP") else "feddip"]
+            left.plot(own["last five"], [i] * len(own), "o", color=colour, alpha=0.5, markersize=6)
+            left.plot([own["last five"].mean()], [i], "|", color=colour, markersize=20, markeredgewidth=2.5)
+            right.barh(i, own["regrown"].mean() if len(own) else 0, color=colour, height=0.6)
+            right.annotate(
+                f"{own['regrown'].mean():,.0f}" if len(own) else "no run",
+                (own["regrown"].mean() if len(own) else 0, i),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+            )
+        for method in ("feddip", "feddp"):
+            left.axvline(
+                paper[method][0],
+                color=COLOURS[method],
+                linestyle=(0, (6, 4)),
+                linewidth=0.9,
+                label=f"the paper's {NAMES[method]}",
+            )
+        left.set(
+            title="Accuracy, mean of the last five rounds",
+            xlabel="test accuracy, %",
+            yticks=range(len(labels)),
+            yticklabels=labels,
+        )
+        left.set_ylim(len(labels) - 0.5, -0.5)
+        right.set(title="Weights brought back in the whole run", xlabel="weights (mean over seeds)", xscale="symlog")
+        right.margins(x=0.15)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
