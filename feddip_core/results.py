@@ -56,7 +56,10 @@ Wanted = Mapping[str, list[Experiment]]
 _EMPTY = pd.DataFrame(
     {"label": pd.Series(dtype=str), "seed": pd.Series(dtype=int), "layer_zeros": pd.Series(dtype=str)}
 ).assign(
-    **{c: pd.Series(dtype=float) for c in ("round", "test_accuracy", "sparsity", "regrown", *BITS, *AUTHORS_MEBIBITS)}
+    **{
+        c: pd.Series(dtype=float)
+        for c in ("round", "test_accuracy", "diverged", "sparsity", "regrown", *BITS, *AUTHORS_MEBIBITS)
+    }
 )
 
 
@@ -148,8 +151,8 @@ def beside_paper(wanted: Wanted, runs: pd.DataFrame, paper: Mapping) -> pd.DataF
 
 
 def final_zeros(rounds: pd.DataFrame) -> pd.Series:
-    """Zeros among the prunable weights after the last round of each run."""
-    last = rounds.groupby(["label", "seed"], sort=False)["layer_zeros"].last()
+    """Zeros among the prunable weights after the last round of each run that did not diverge on its way there."""
+    last = rounds[rounds["diverged"].isna()].groupby(["label", "seed"], sort=False)["layer_zeros"].last()
     return last.map(lambda zeros: sum(map(int, zeros.split()))).astype(int)
 
 

@@ -16,7 +16,7 @@ def rounds_of(label="feddip", seed=0, accuracy=(0.5, 0.7, 0.6), bits=(100, 60, 4
     columns = {"round": [1, 2, 3], "test_accuracy": accuracy, "layer_zeros": zeros, "downlink_bits": bits}
     sparsity, regrown = (0.1, 0.2, 0.5), (0, 2, 1)
     return pd.DataFrame(columns).assign(
-        label=label, method=label, seed=seed, uplink_bits=100, sparsity=sparsity, regrown=regrown
+        label=label, method=label, seed=seed, uplink_bits=100, diverged=None, sparsity=sparsity, regrown=regrown
     )
 
 
@@ -111,6 +111,7 @@ def test_a_difference_is_taken_seed_by_seed(rounds):
 
 def test_zeros_at_the_end(rounds):
     assert results.final_zeros(rounds).to_dict() == {("feddip", 0): 5, ("feddip", 1): 5, ("fedavg", 0): 5}
+    assert results.final_zeros(rounds.assign(diverged=3.0)).empty
 
 
 def test_what_was_sent_and_how_far_a_budget_goes(rounds):
