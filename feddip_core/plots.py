@@ -13,6 +13,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from .records import write
 
@@ -225,23 +226,38 @@ def rendered(figure: Figure, form: str, **how) -> bytes:
     return picture.getvalue()
 
 
-def by_label(rounds: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
-    """For each label, a row a round: the mean over its seeds, and the lowest and highest of them."""
+def by_label(rounds: pd.DataFrame, column: str, smooth: int = 1) -> dict[str, pd.DataFrame]:
+    """For each label a row a round: mean, lowest and highest of its seeds, over the last `smooth` rounds."""
     groups = rounds.groupby("label", sort=False)
-    return {label: own.groupby("round")[column].agg(["mean", "min", "max"]) for label, own in groups}
+    curves = {label: own.groupby("round")[column].agg(["mean", "min", "max"]) for label, own in groups}
+    return {label: own.rolling(smooth, min_periods=1).mean() for label, own in curves.items()}
 
 
-def percent_curves(ax: Axes, rounds: pd.DataFrame, smooth: int = 1) -> Axes:
-    """Accuracy of each method by round, a band from the lowest to the highest seed; if smoothed, the raw curve pale."""
-    for method, own in by_label(rounds, "test_accuracy").items():
+def percent_curves(ax: Axes, rounds: pd.DataFrame, smooth: int = 1, raw: bool = False) -> Axes:
+    """Accuracy of each method by round, with a band from the lowest to the highest seed, or with every round, pale."""
+    for method, own in by_label(rounds, "test_accuracy", smooth).items():
+        own, look = 100 * own, dict(color=COLOURS[method], linestyle=LINES[method])
         # Broken lines over solid ones: where two methods agree, both can be seen.
-        own, look = 100 * own, dict(color=COLOURS[method], linestyle=LINES[method], zorder=2 + (LINES[method] != "-"))
-        ax.plot(own["mean"].rolling(smooth, min_periods=1).mean(), label=NAMES[method], **look)
-        if smooth > 1:
-            ax.plot(own["mean"], linewidth=0.7, alpha=0.3, color=COLOURS[method])
-        else:
+        ax.plot(own["mean"], label=NAMES[method], zorder=2 + (LINES[method] != "-"), linewidth=thin(own), **look)
+        if not raw:
             ax.fill_between(own.index, own["min"], own["max"], color=COLOURS[method], alpha=0.15, linewidth=0)
-    ax.set(xlabel="round", ylabel="test accuracy, %")
+    for method, own in by_label(rounds, "test_accuracy").items() if raw else ():
+        ax.plot(100 * own["mean"], linewidth=0.6, alpha=0.25, color=COLOURS[method], zorder=1)
+    ax.set_xlabel("round")
+    return ax
+
+
+def thin(curve: pd.DataFrame) -> float:
+    """A line's width: many rounds make a thick broken line a solid one."""
+    return 1.8 if len(curve) <= 100 else 1.3
+
+
+def percent_axis(ax: Axes) -> Axes:
+    """From ten to twenty points below the lowest curve's end up to the highest of all: the ends are what counts."""
+    heights = [line.get_ydata() for line in ax.lines if len(line.get_ydata())]
+    low, high = min((y[-1] for y in heights), default=0), max((max(y) for y in heights), default=100)
+    ax.set(ylabel="test accuracy, %", ylim=(max(0, 10 * (low // 10 - 1)), min(100, 10 * (high // 10 + 1))))
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     return ax
 
 
@@ -274,14 +290,16 @@ OURS_AND_PAPER = [
 ]
 
 
-def against_paper(rounds: pd.DataFrame, ours: pd.DataFrame, paper: Mapping, statistic: str, smooth: int = 1) -> Figure:
+def against_paper(
+    rounds: pd.DataFrame, ours: pd.DataFrame, paper: Mapping, statistic: str, smooth: int = 1, raw: bool = False
+) -> Figure:
     """Accuracy by round, and what came of it beside the paper's value."""
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(
             1, 2, figsize=(11, 4.4), layout="constrained", gridspec_kw={"width_ratios": [3, 2]}
         )
-        paper_lines(percent_curves(left, rounds, smooth), paper)
-        left.set(title="Test accuracy by round (thin dashes: the paper's value)", ylim=(0, 100))
+        percent_axis(paper_lines(percent_curves(left, rounds, smooth, raw), paper))
+        left.set(title="Test accuracy by round (thin dashes: the paper's value)")
         ends(right, ours, paper).set(title=f"{statistic.capitalize()}, mean ± std over seeds")
         figure.legend(
             handles=[*left.get_legend_handles_labels()[0], *OURS_AND_PAPER], loc="outside lower center", ncols=9
@@ -289,34 +307,39 @@ def against_paper(rounds: pd.DataFrame, ours: pd.DataFrame, paper: Mapping, stat
     return figure
 
 
+def cost_curves(ax: Axes, rounds: pd.DataFrame, cost: pd.Series, smooth: int = 1) -> Axes:
+    """Accuracy against what was sent until then, mean over seeds; a dot marks the end of a run."""
+    sent = rounds.assign(cost=cost).groupby(["label", "round"], sort=False)["cost"].mean()
+    for method, own in by_label(rounds, "test_accuracy", smooth).items():
+        look = dict(color=COLOURS[method], zorder=2 + (LINES[method] != "-"))
+        x, y = sent[method], 100 * own["mean"]
+        ax.plot(x, y, linestyle=LINES[method], label=NAMES[method], linewidth=thin(own), **look)
+        ax.plot(x.iloc[-1:], y.iloc[-1:], "o", markersize=5, **look)
+    ax.set_xscale("log")
+    return ax
+
+
 def against_cost(
-    rounds: pd.DataFrame, mebibits: pd.Series, megabytes: pd.Series, budget: float, paper: Mapping
+    rounds: pd.DataFrame, mebibits: pd.Series, megabytes: pd.Series, budget: float, paper: Mapping, smooth: int = 1
 ) -> Figure:
     """Accuracy against all that was sent, in the authors' unit with the paper's budget, and in bytes with masks."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
-        for ax, cost in zip(axes, (mebibits, megabytes), strict=True):
-            curves = rounds.assign(cost=cost).groupby(["label", "round"], sort=False)[["cost", "test_accuracy"]].mean()
-            for method, own in curves.groupby("label", sort=False):
-                look = dict(color=COLOURS[method], linestyle=LINES[method], label=NAMES[method])
-                look["zorder"] = 2 + (LINES[method] != "-")
-                ax.plot(own["cost"], 100 * own["test_accuracy"], **look)
-                ax.plot(
-                    own["cost"].iloc[-1], 100 * own["test_accuracy"].iloc[-1], "o", markersize=5, color=COLOURS[method]
-                )
-        axes[0].axvline(budget, color="#555555", linewidth=1.2)
-        axes[0].annotate(" budget", (budget, 2), color="#555555")
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
+        cost_curves(left, rounds, mebibits, smooth).set(xlabel="mebibits sent, both ways, as the authors count")
+        cost_curves(right, rounds, megabytes, smooth).set(xlabel="megabytes sent, both ways, masks included")
+        left.set(title="In the authors' unit")
+        right.set(title="In bytes, with mask bits")
         for method, value in paper.items():
-            axes[0].plot(budget, value, "D", markersize=6, color=COLOURS[method], mfc="white", zorder=3)
-        paper_lines(axes[0], paper)
-        axes[0].set(
-            title="In the authors' unit",
-            xlabel="mebibits sent, both ways, as the authors count",
-            ylabel="test accuracy, %",
-            ylim=(0, 100),
-        )
-        axes[1].set(title="In bytes, with mask bits", xlabel="megabytes sent, both ways, masks included")
-        handles = [*axes[0].get_legend_handles_labels()[0], OURS_AND_PAPER[1]]
+            left.plot(budget, value, "D", markersize=6, color=COLOURS[method], mfc="white", zorder=4)
+        for ax in (percent_axis(paper_lines(left, paper)), right):
+            seen = [
+                x[y >= left.get_ylim()[0]]
+                for x, y in (line.get_data() for line in ax.lines if len(line.get_xdata()) > 2)
+            ]
+            ax.set_xlim(left=0.7 * min((x[0] for x in seen if len(x)), default=1))
+        left.axvline(budget, color="#555555", linewidth=1.2)
+        left.text(budget, 0.02, " budget", color="#555555", transform=left.get_xaxis_transform())
+        handles = [*left.get_legend_handles_labels()[0], OURS_AND_PAPER[1]]
         figure.legend(handles=handles, loc="outside lower center", ncols=8)
     return figure
 
@@ -356,25 +379,24 @@ def layer_bars(layers: pd.DataFrame, columns: list[str]) -> Figure:
 SHADES = ["#F2A36B", "#D55E00", "#6B2F00"]  # of FedDIP's colour, lighter to darker
 
 
-def extremes(rounds: pd.DataFrame, paper: float | None = None) -> Figure:
+def extremes(rounds: pd.DataFrame, labels: list[str], paper: float, smooth: int = 1) -> Figure:
     """FedDIP at several targets: the sparsity over the rounds, and the accuracy that is left."""
+    looks = dict(zip(labels, zip(SHADES, ("-", "--", "-."), strict=True), strict=True))
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-        looks = dict(zip(rounds["label"].unique(), zip(SHADES, ("-", "--", "-."), strict=True), strict=False))
-        for ax, column, factor in ((left, "sparsity", 1), (right, "test_accuracy", 100)):
-            for label, own in by_label(rounds, column).items():
-                colour, style = looks[label]
-                ax.plot(factor * own["mean"], color=colour, linestyle=style, label=f"$s_p$ = {label}")
-                ax.fill_between(
-                    own.index, factor * own["min"], factor * own["max"], color=colour, alpha=0.15, linewidth=0
-                )
-        if paper is not None:
-            right.axhline(
-                paper, color=SHADES[0], linestyle=(0, (6, 4)), linewidth=0.9, label="the paper's, at the first target"
-            )
+        for label, own in by_label(rounds, "sparsity").items():
+            colour, style = looks[label]
+            left.plot(own["mean"], color=colour, linestyle=style, label=f"$s_p$ = {label}")
+        for label, own in by_label(rounds, "test_accuracy", smooth).items():
+            colour, style = looks[label]
+            right.plot(100 * own["mean"], color=colour, linestyle=style, linewidth=thin(own))
+            right.fill_between(own.index, 100 * own["min"], 100 * own["max"], color=colour, alpha=0.15, linewidth=0)
         left.set(title="Sparsity after each round", xlabel="round", ylabel="fraction of zeros", ylim=(0, 1.02))
-        right.set(title="Test accuracy", xlabel="round", ylabel="test accuracy, %", ylim=(0, 100))
-        figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        right.set(title="Test accuracy", xlabel="round")
+        name = f"the paper's at {labels[0]}"
+        right.axhline(paper, color=SHADES[0], linestyle=(0, (6, 4)), linewidth=0.9, label=name)
+        percent_axis(right)
+        figure.legend(loc="outside lower center", ncols=4)
     return figure
 
 

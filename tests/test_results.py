@@ -44,6 +44,7 @@ def test_every_result_names_its_runs(result, dataset):
 
 def test_what_the_results_vary():
     assert [exp.seed for exp in results.wanted("accuracy", "smoke", "fashion_mini")["snip"]] == [0, 1]
+    assert [exp.seed for exp in results.wanted("paper_vs_code", "smoke", "fashion_mini")["dense memory"]] == [0]
     assert results.wanted("non_iid", "paper", "cifar10")["fedprox"][2].partition == "pathological"
     assert results.wanted("extreme_sparsity", "paper", "fashion_mnist")["0.99"][0].sparsity_target == 0.99
     switched = results.wanted("paper_vs_code", "paper", "fashion_mnist")
@@ -171,6 +172,7 @@ def test_the_figures_show_the_runs(rounds):
     figure = plots.against_cost(rounds, cost, cost / 8, budget=399, paper={"feddip": 86.62})
     assert figure.axes[0].lines[0].get_xdata().tolist() == [200, 360, 500]
     assert figure.axes[1].lines[0].get_xdata().tolist() == [25, 45, 62.5]
+    assert figure.axes[0].get_ylim() == (50, 90)  # the lowest curve ends at 60, the paper's value is 86.62
     plt.close(figure)
 
 
@@ -179,7 +181,9 @@ def test_the_figures_of_feddip_alone(rounds):
     figure = plots.layer_bars(layers, ["feddip"])
     assert [bar.get_height() for bar in figure.axes[0].patches] == [0.3, 0.8, 0.9, 0.7, 0.4]
     plt.close(figure)
-    figure = plots.extremes(rounds.assign(label=rounds["label"].map({"feddip": "0.9", "fedavg": "0.99"})), 88.26)
+    figure = plots.extremes(
+        rounds.assign(label=rounds["label"].map({"feddip": "0.9", "fedavg": "0.99"})), ["0.9", "0.95", "0.99"], 88.26
+    )
     assert [line.get_label() for line in figure.axes[0].lines] == ["$s_p$ = 0.9", "$s_p$ = 0.99"]
     plt.close(figure)
     runs = results.of_runs(rounds).assign(regrown=[3, 3, 0])
