@@ -1,10 +1,18 @@
-"""What a round costs in bits: counted exactly, and as the authors' code counts it.
+"""What a round costs in bits: counted exactly, as the authors' code counts it, and in a file that is really written.
 
 A weight takes 32 bits. Of a pruned model only the kept weights travel, and their positions as a mask of
 one bit for each prunable weight, to those clients that do not hold that mask already.
 """
 
-from .masks import Mask, kept
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from .masks import Mask, Weights, kept
 
 BITS_PER_WEIGHT = 32
 MEBI = 2**20
@@ -27,3 +35,21 @@ def authors_mebibits(zero_fraction: float, parameters: int) -> float:
     Zeros count as free even among parameters that are never pruned, and positions cost nothing.
     """
     return BITS_PER_WEIGHT * (1 - zero_fraction) * parameters / MEBI
+
+
+def pack(w: Weights, m: Mask) -> bytes:
+    """The file that a sparse model really takes: mask bits, eight a byte, and the kept values, 32 bits each."""
+    bits = torch.cat([keep.flatten() for keep in m.values()]).cpu().numpy()
+    values = torch.cat([v[m[k]] if k in m else v.flatten() for k, v in w.items()])
+    return save({"mask": torch.from_numpy(np.packbits(bits)), "values": values.detach().cpu()})
+
+
+def unpack(file: bytes, shapes: Mapping[str, Sequence[int]], prunable: Iterable[str]) -> dict[str, Tensor]:
+    """The model that `pack` made a file of, with zeros where its mask has none."""
+    tensors, prunable = load(file), list(prunable)
+    sizes = [math.prod(shapes[k]) for k in prunable]
+    bits = torch.from_numpy(np.unpackbits(tensors["mask"].numpy(), count=sum(sizes))).bool()
+    m = {k: part.view(*shapes[k]) for k, part in zip(prunable, bits.split(sizes), strict=True)}
+    keep = {k: m.get(k, torch.ones(*shape, dtype=torch.bool)) for k, shape in shapes.items()}
+    parts = tensors["values"].split([int(v.sum()) for v in keep.values()])
+    return {k: torch.zeros(v.shape).masked_scatter(v, part) for (k, v), part in zip(keep.items(), parts, strict=True)}

@@ -11,7 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from .records import write
 
@@ -257,3 +259,215 @@ def rendered(figure: Figure, form: str, **how) -> bytes:
     with plt.rc_context(STYLE):
         figure.savefig(picture, format=form, metadata=metadata, **how)
     return picture.getvalue()
+
+
+def by_label(rounds: pd.DataFrame, column: str, smooth: int = 1) -> dict[str, pd.DataFrame]:
+    """For each label a row a round: mean, lowest and highest of its seeds, over the last `smooth` rounds."""
+    groups = rounds.groupby("label", sort=False)
+    curves = {label: own.groupby("round")[column].agg(["mean", "min", "max"]) for label, own in groups}
+    return {label: own.rolling(smooth, min_periods=1).mean() for label, own in curves.items()}
+
+
+def percent_curves(ax: Axes, rounds: pd.DataFrame, smooth: int = 1, raw: bool = False) -> Axes:
+    """Accuracy of each method by round, with a band from the lowest to the highest seed, or with every round, pale."""
+    for method, own in by_label(rounds, "test_accuracy", smooth).items():
+        own, look = 100 * own, dict(color=COLOURS[method], linestyle=LINES[method])
+        # Broken lines over solid ones: where two methods agree, both can be seen.
+        ax.plot(own["mean"], label=NAMES[method], zorder=2 + (LINES[method] != "-"), linewidth=thin(own), **look)
+        if not raw:
+            ax.fill_between(own.index, own["min"], own["max"], color=COLOURS[method], alpha=0.15, linewidth=0)
+    for method, own in by_label(rounds, "test_accuracy").items() if raw else ():
+        ax.plot(100 * own["mean"], linewidth=0.6, alpha=0.25, color=COLOURS[method], zorder=1)
+    ax.set_xlabel("round")
+    return ax
+
+
+def thin(curve: pd.DataFrame) -> float:
+    """A line's width: many rounds make a thick broken line a solid one."""
+    return 1.8 if len(curve) <= 100 else 1.3
+
+
+def percent_axis(ax: Axes) -> Axes:
+    """From ten to twenty points below the lowest curve's end up to the highest of all: the ends are what counts."""
+    heights = [line.get_ydata() for line in ax.lines if len(line.get_ydata())]
+    low, high = min((y[-1] for y in heights), default=0), max((max(y) for y in heights), default=100)
+    ax.set(ylabel="test accuracy, %", ylim=(max(0, 10 * (low // 10 - 1)), min(100, 10 * (high // 10 + 1))))
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    return ax
+
+
+def paper_lines(ax: Axes, paper: Mapping, methods=COLOURS) -> Axes:
+    """What the paper printed, a thin dashed line across in the colour of its method."""
+    for method, value in paper.items():
+        height = value[0] if isinstance(value, list) else value
+        if method in methods:
+            ax.axhline(height, color=COLOURS[method], linestyle=(0, (6, 4)), linewidth=0.9, alpha=0.8, zorder=1)
+    return ax
+
+
+def ends(ax: Axes, ours: pd.DataFrame, paper: Mapping) -> Axes:
+    """One row a method: ours as a dot with its standard deviation over seeds, the paper's as an open diamond."""
+    for i, (method, row) in enumerate(ours.iterrows()):
+        ax.errorbar(row["mean"], i, xerr=row["std"], fmt="o", markersize=6, capsize=3, color=COLOURS[method])
+        if method in paper:
+            value = paper[method] if isinstance(paper[method], list) else [paper[method], 0]
+            ax.errorbar(
+                *value[:1], i, xerr=value[1], fmt="D", markersize=7, color=COLOURS[method], mfc="white", zorder=1
+            )
+    ax.set(yticks=range(len(ours)), yticklabels=[NAMES[method] for method in ours.index], xlabel="test accuracy, %")
+    ax.set_ylim(len(ours) - 0.5, -0.5)
+    return ax
+
+
+OURS_AND_PAPER = [
+    Line2D([], [], marker="o", linestyle="", color="#555555", label="ours"),
+    Line2D([], [], marker="D", linestyle="", color="#555555", markerfacecolor="white", label="the paper's"),
+]
+
+
+def against_paper(
+    rounds: pd.DataFrame, ours: pd.DataFrame, paper: Mapping, statistic: str, smooth: int = 1, raw: bool = False
+) -> Figure:
+    """Accuracy by round, and what came of it beside the paper's value."""
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(
+            1, 2, figsize=(11, 4.4), layout="constrained", gridspec_kw={"width_ratios": [3, 2]}
+        )
+        percent_axis(paper_lines(percent_curves(left, rounds, smooth, raw), paper))
+        left.set(title="Test accuracy by round (thin dashes: the paper's value)")
+        ends(right, ours, paper).set(title=f"{statistic.capitalize()}, mean ± std over seeds")
+        figure.legend(
+            handles=[*left.get_legend_handles_labels()[0], *OURS_AND_PAPER], loc="outside lower center", ncols=9
+        )
+    return figure
+
+
+def cost_curves(ax: Axes, rounds: pd.DataFrame, cost: pd.Series, smooth: int = 1) -> Axes:
+    """Accuracy against what was sent until then, mean over seeds; a dot marks the end of a run."""
+    sent = rounds.assign(cost=cost).groupby(["label", "round"], sort=False)["cost"].mean()
+    for method, own in by_label(rounds, "test_accuracy", smooth).items():
+        look = dict(color=COLOURS[method], zorder=2 + (LINES[method] != "-"))
+        x, y = sent[method], 100 * own["mean"]
+        ax.plot(x, y, linestyle=LINES[method], label=NAMES[method], linewidth=thin(own), **look)
+        ax.plot(x.iloc[-1:], y.iloc[-1:], "o", markersize=5, **look)
+    ax.set_xscale("log")
+    return ax
+
+
+def against_cost(
+    rounds: pd.DataFrame, mebibits: pd.Series, megabytes: pd.Series, budget: float, paper: Mapping, smooth: int = 1
+) -> Figure:
+    """Accuracy against all that was sent, in the authors' unit with the paper's budget, and in bytes with masks."""
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
+        cost_curves(left, rounds, mebibits, smooth).set(xlabel="mebibits sent, both ways, as the authors count")
+        cost_curves(right, rounds, megabytes, smooth).set(xlabel="megabytes sent, both ways, masks included")
+        left.set(title="In the authors' unit")
+        right.set(title="In bytes, with mask bits")
+        for method, value in paper.items():
+            left.plot(budget, value, "D", markersize=6, color=COLOURS[method], mfc="white", zorder=4)
+        for ax in (percent_axis(paper_lines(left, paper)), right):
+            seen = [
+                x[y >= left.get_ylim()[0]]
+                for x, y in (line.get_data() for line in ax.lines if len(line.get_xdata()) > 2)
+            ]
+            ax.set_xlim(left=0.7 * min((x[0] for x in seen if len(x)), default=1))
+        left.axvline(budget, color="#555555", linewidth=1.2)
+        left.text(budget, 0.02, " budget", color="#555555", transform=left.get_xaxis_transform())
+        handles = [*left.get_legend_handles_labels()[0], OURS_AND_PAPER[1]]
+        figure.legend(handles=handles, loc="outside lower center", ncols=8)
+    return figure
+
+
+def layer_bars(layers: pd.DataFrame, columns: list[str]) -> Figure:
+    """Sparsity of each layer: one bar a method, ERK's own allocation as marks; and against the layer's size."""
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(
+            1, 2, figsize=(11, 4.6), sharey=True, layout="constrained", gridspec_kw={"width_ratios": [3, 2]}
+        )
+        x = np.arange(len(layers))
+        for i, method in enumerate(columns):
+            place = x + 0.36 * (i - (len(columns) - 1) / 2)
+            left.bar(place, layers[method], width=0.34, color=COLOURS[method], label=NAMES[method])
+        for column, mark in (("ERK at s_0", "_"), ("ERK at s_p", "x")):
+            left.plot(
+                x,
+                layers[column],
+                mark,
+                color="black",
+                markersize=12 if mark == "_" else 7,
+                markeredgewidth=2,
+                label=column.replace("s_0", "$s_0$").replace("s_p", "$s_p$"),
+            )
+        left.set(title="Fraction of zeros in each layer", ylabel="fraction of zeros", ylim=(0, 1), xticks=x)
+        left.set_xticklabels(layers.index, rotation=0 if len(x) < 7 else 90)
+        for kind, mark in (("convolution", "o"), ("fully connected", "s")):
+            own = layers[layers["kind"] == kind]
+            for method in columns:
+                right.plot(own["size"], own[method], mark, color=COLOURS[method], markersize=7)
+            right.plot([], [], mark, color="#555555", label=kind)
+        right.set(title="… against its size", xlabel="weights in the layer", xscale="log")
+        figure.legend(loc="outside lower center", ncols=6)
+    return figure
+
+
+SHADES = ["#F2A36B", "#D55E00", "#6B2F00"]  # of FedDIP's colour, lighter to darker
+
+
+def extremes(rounds: pd.DataFrame, labels: list[str], paper: float, smooth: int = 1) -> Figure:
+    """FedDIP at several targets: the sparsity over the rounds, and the accuracy that is left."""
+    looks = dict(zip(labels, zip(SHADES, ("-", "--", "-."), strict=True), strict=True))
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+        for label, own in by_label(rounds, "sparsity").items():
+            colour, style = looks[label]
+            left.plot(own["mean"], color=colour, linestyle=style, label=f"$s_p$ = {label}")
+        for label, own in by_label(rounds, "test_accuracy", smooth).items():
+            colour, style = looks[label]
+            right.plot(100 * own["mean"], color=colour, linestyle=style, linewidth=thin(own))
+            right.fill_between(own.index, 100 * own["min"], 100 * own["max"], color=colour, alpha=0.15, linewidth=0)
+        left.set(title="Sparsity after each round", xlabel="round", ylabel="fraction of zeros", ylim=(0, 1.02))
+        right.set(title="Test accuracy", xlabel="round")
+        name = f"the paper's at {labels[0]}"
+        right.axhline(paper, color=SHADES[0], linestyle=(0, (6, 4)), linewidth=0.9, label=name)
+        percent_axis(right)
+        figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+def rules(runs: pd.DataFrame, labels: list[str], paper: Mapping) -> Figure:
+    """One row a set of rules: the accuracy of every seed and their mean, and how many weights ever came back."""
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True, layout="constrained")
+        for i, label in enumerate(labels):
+            own = runs.loc[[label]] if label in runs.index.get_level_values("label") else runs.iloc[:0]
+            colour = COLOURS["feddp" if label.startswith("FedDP") else "feddip"]
+            left.plot(own["last five"], [i] * len(own), "o", color=colour, alpha=0.5, markersize=6)
+            left.plot([own["last five"].mean()], [i], "|", color=colour, markersize=20, markeredgewidth=2.5)
+            right.barh(i, own["regrown"].mean() if len(own) else 0, color=colour, height=0.6)
+            right.annotate(
+                f"{own['regrown'].mean():,.0f}" if len(own) else "no run",
+                (own["regrown"].mean() if len(own) else 0, i),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+            )
+        for method in ("feddip", "feddp"):
+            left.axvline(
+                paper[method][0],
+                color=COLOURS[method],
+                linestyle=(0, (6, 4)),
+                linewidth=0.9,
+                label=f"the paper's {NAMES[method]}",
+            )
+        left.set(
+            title="Accuracy, mean of the last five rounds",
+            xlabel="test accuracy, %",
+            yticks=range(len(labels)),
+            yticklabels=labels,
+        )
+        left.set_ylim(len(labels) - 0.5, -0.5)
+        right.set(title="Weights brought back in the whole run", xlabel="weights (mean over seeds)", xscale="symlog")
+        right.margins(x=0.15)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure

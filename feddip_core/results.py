@@ -1,0 +1,220 @@
+"""From records to the paper's tables and figures: what it printed, which runs each result needs, what they gave.
+
+A run is found by its run_id, so that a record with other settings can never stand in for it. Accuracies are in
+percent here, as in the paper; sparsities stay fractions of zeros.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from . import masks, models
+from .communication import BITS_PER_WEIGHT, MEBI
+from .experiment import CLASSES, Experiment
+from .records import load_runs
+
+PAPER = json.loads((Path(__file__).parent / "assets" / "paper_results.json").read_text())
+PAPER_DATA = {"fashion_mini": "fashion_mnist"}  # whose numbers of the paper stand beside an embedded data set
+SEEDS = {"paper": (0, 1, 2), "laptop": (0, 1, 2), "smoke": (0, 1)}
+ONE_SMOKE_SEED = ("communication", "paper_vs_code")  # of the results with many runs, to keep theirs under a minute
+AUTHORS_MEBIBITS = ["downlink_mebibits_authors", "uplink_mebibits_authors"]
+BITS = ["downlink_bits", "uplink_bits"]
+
+TABLE_III = ("fedavg", "feddp", "feddip", "prunefl", "snip", "prunetrain", "feddst")
+TABLE_V = ("fedavg", "fedprox", "feddip_prox")
+SWITCHES = {
+    "the paper's rules": dict(rules="paper"),
+    "first mask: authors": dict(initial_mask="authors"),
+    "time of masks: authors": dict(reconfigure_at="authors"),
+    "penalty: authors": dict(lambda_schedule="authors20"),
+    "order of masking: authors": dict(regrowth="authors"),
+    "all four: authors": dict(rules="authors"),
+    "dense memory": dict(regrowth="dense_memory"),
+    "FedDP, the paper's rules": dict(method="feddp", rules="paper"),
+    "FedDP, all four: authors": dict(method="feddp", rules="authors"),
+}
+BASE = {k: "FedDP, the paper's rules" if k.startswith("FedDP") else "the paper's rules" for k in SWITCHES}
+# What each run of a result changes in its preset, under the name that its table gives it.
+RESULTS = {
+    "accuracy": lambda dataset: {m: dict(method=m) for m in TABLE_III},
+    "communication": lambda dataset: {m: dict(method=m) for m in TABLE_III},
+    "non_iid": lambda dataset: {m: dict(method=m, partition="pathological") for m in TABLE_V},
+    "layer_sparsity": lambda dataset: {m: dict(method=m) for m in ("feddip", "dpf")},
+    "extreme_sparsity": lambda dataset: {f"{s:g}": dict(sparsity_target=s) for s in extreme_targets(dataset)},
+    "paper_vs_code": lambda dataset: SWITCHES,
+}
+STATISTICS = {
+    "last round": lambda accuracy: accuracy.iloc[-1],
+    "last five": lambda accuracy: accuracy.tail(5).mean(),
+    "highest five": lambda accuracy: accuracy.nlargest(5).mean(),
+}
+
+Wanted = Mapping[str, list[Experiment]]
+# The rounds of no run at all: with these columns tables come out empty instead of failing.
+_EMPTY = pd.DataFrame(
+    {"label": pd.Series(dtype=str), "seed": pd.Series(dtype=int), "layer_zeros": pd.Series(dtype=str)}
+).assign(
+    **{
+        c: pd.Series(dtype=float)
+        for c in ("round", "test_accuracy", "diverged", "sparsity", "regrown", *BITS, *AUTHORS_MEBIBITS)
+    }
+)
+
+
+def wanted(result: str, preset: str, dataset: str) -> dict[str, list[Experiment]]:
+    """The runs that a result needs: under each name in its table, one experiment a seed."""
+    if result not in RESULTS:
+        raise ValueError(f"result: {result!r} is not allowed; it must be one of {', '.join(RESULTS)}")
+    seeds = SEEDS[preset][:1] if preset == "smoke" and result in ONE_SMOKE_SEED else SEEDS[preset]
+    return {
+        label: [Experiment.preset(preset, dataset, seed=seed, **changes) for seed in seeds]
+        for label, changes in RESULTS[result](dataset).items()
+    }
+
+
+def find(wanted: Wanted, folder: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rounds of every finished run, with its `label`; and of all that are wanted, how far each has come."""
+    table = load_runs(folder)
+    by_id = dict(list(table.groupby("run_id"))) if len(table) else {}
+    found, states = [], []
+    for label, exps in wanted.items():
+        for exp in exps:
+            rows = by_id.get(exp.run_id, pd.DataFrame())
+            state = _state(exp, rows)
+            states.append({"label": label, "seed": exp.seed, "run_id": exp.run_id, "state": state})
+            if not state.startswith(("missing", "unfinished")):
+                found.append(rows.assign(label=label))
+    return pd.concat(found, ignore_index=True) if found else _EMPTY, pd.DataFrame(states)
+
+
+def _state(exp: Experiment, rows: pd.DataFrame) -> str:
+    if rows.empty:
+        return "missing"
+    if rows["diverged"].notna().any():
+        return f"diverged in round {rows['diverged'].iloc[0]:.0f}"
+    return "finished" if len(rows) == exp.rounds else f"unfinished, {len(rows)} of {exp.rounds} rounds"
+
+
+def report(states: pd.DataFrame) -> str:
+    """Which runs the tables rest on, and which are not there."""
+    lines = [f"{(states['state'] == 'finished').sum()} of {len(states)} runs are finished."]
+    rest = states[states["state"] != "finished"]
+    lines += [f"  {label}, seed {seed} ({run_id}): {state}" for label, seed, run_id, state in rest.to_numpy()]
+    return "\n".join(lines)
+
+
+def scale(wanted: Wanted) -> str:
+    """What is run, and whether the paper's numbers can stand beside it."""
+    exp = next(iter(wanted.values()))[0]
+    differs = exp.differences_from_paper()
+    verdict = f"not the paper's: {', '.join(differs)}" if differs else "every setting is the paper's"
+    return f"{exp.model} on {exp.dataset}, T = {exp.rounds}, N = {exp.clients}, K = {exp.clients_per_round}; {verdict}."
+
+
+def of_paper(table: str, dataset: str) -> dict:
+    """One of the paper's tables for a data set; an entry that it leaves open is left out."""
+    return {k: v for k, v in PAPER[table][PAPER_DATA.get(dataset, dataset)].items() if v is not None}
+
+
+def extreme_targets(dataset: str) -> list[float]:
+    return PAPER["extreme_sparsity"]["sparsity_targets"][PAPER_DATA.get(dataset, dataset)]
+
+
+def of_runs(rounds: pd.DataFrame) -> pd.DataFrame:
+    """One row a run: its accuracy in percent, by each of the statistics."""
+    runs = rounds.groupby(["label", "seed"], sort=False)["test_accuracy"]
+    return pd.DataFrame({name: 100 * runs.agg(statistic) for name, statistic in STATISTICS.items()})
+
+
+def over_seeds(values: pd.Series, labels: Mapping | list) -> pd.DataFrame:
+    """mean, std (of a sample) and n over the seeds of each label; a label without runs has n = 0."""
+    table = values.groupby("label").agg(["mean", "std", "count"]).reindex(list(labels))
+    return table.assign(n=table.pop("count").fillna(0).astype(int))
+
+
+def shown(mean: float, std: float = float("nan")) -> str:
+    """A number with its spread, if it has one."""
+    if pd.isna(mean):
+        return "–"
+    return f"{mean:.2f}" if pd.isna(std) else f"{mean:.2f} ± {std:.2f}"
+
+
+def beside_paper(wanted: Wanted, runs: pd.DataFrame, paper: Mapping) -> pd.DataFrame:
+    """A row for each label: ours by each column of `runs` as mean ± std, n, and what the paper printed."""
+    table = pd.DataFrame(index=list(wanted))
+    for column in runs:
+        ours = over_seeds(runs[column], wanted)
+        table[column] = [shown(mean, std) for mean, std in zip(ours["mean"], ours["std"], strict=True)]
+    values = [paper.get(label, float("nan")) for label in wanted]
+    return table.assign(n=ours["n"], paper=[shown(*v) if isinstance(v, list) else shown(v) for v in values])
+
+
+def final_zeros(rounds: pd.DataFrame) -> pd.Series:
+    """Zeros among the prunable weights after the last round of each run that did not diverge on its way there."""
+    last = rounds[rounds["diverged"].isna()].groupby(["label", "seed"], sort=False)["layer_zeros"].last()
+    return last.map(lambda zeros: sum(map(int, zeros.split()))).astype(int)
+
+
+def budget_mebibits(exp: Experiment) -> float:
+    """The paper's budget; of a run that is shorter or narrower than the paper's, the same share of FedAvg's cost."""
+    dataset = PAPER_DATA.get(exp.dataset, exp.dataset)
+    printed = PAPER["accuracy_at_communication_budget"]["budget_as_printed_MB"][dataset]
+    return printed * dense_mebibits(exp) / dense_mebibits(Experiment.preset("paper", dataset))
+
+
+def dense_mebibits(exp: Experiment) -> float:
+    """2 · T · K · 32 n / 2²⁰: what FedAvg sends in a whole run, in the authors' unit."""
+    n = layout(exp).size
+    return 2 * exp.rounds * exp.clients_per_round * BITS_PER_WEIGHT * n / MEBI
+
+
+def sent(rounds: pd.DataFrame, columns: list[str]) -> pd.Series:
+    """All that a run has sent until each round, both ways."""
+    return rounds[columns].sum(axis=1).groupby([rounds["label"], rounds["seed"]]).cumsum()
+
+
+def at_budget(rounds: pd.DataFrame, budget: float, columns: list[str]) -> pd.DataFrame:
+    """One row a run: the last round that is still within the budget, and its accuracy in percent."""
+    within = rounds[sent(rounds, columns) <= budget].groupby(["label", "seed"], sort=False)[["round", "test_accuracy"]]
+    return within.last().assign(test_accuracy=lambda table: 100 * table["test_accuracy"])
+
+
+def layout(exp: Experiment) -> models.Layout:
+    """The network's shapes, without the time and memory that its weights would take."""
+    with torch.device("meta"):
+        return models.Layout.of(models.build(exp.model, CLASSES[exp.dataset], exp.width))
+
+
+def layers(exp: Experiment) -> pd.DataFrame:
+    """The prunable layers in the network's order: kind, size, and what ERK gives them at s_0 and at s_p."""
+    shapes = layout(exp).prunable_shapes
+    return pd.DataFrame({
+        "kind": {k: "convolution" if len(s) == 4 else "fully connected" for k, s in shapes.items()},
+        "size": {k: s.numel() for k, s in shapes.items()},
+        "ERK at s_0": masks.erk_sparsities(shapes, exp.sparsity_initial),
+        "ERK at s_p": masks.erk_sparsities(shapes, exp.sparsity_target),
+    }).rename(index=lambda name: name.removesuffix(".weight"))  # fmt: skip
+
+
+def layer_sparsities(rounds: pd.DataFrame, size: pd.Series) -> pd.DataFrame:
+    """Of each label, the final sparsity of every layer, a mean over its seeds."""
+    last = rounds.groupby(["label", "seed"], sort=False)["layer_zeros"].last()
+    zeros = pd.DataFrame([list(map(int, row.split())) for row in last], index=last.index, columns=size.index)
+    return (zeros / size).groupby("label", sort=False).mean().T
+
+
+def correlations(layers: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """Pearson's, between a layer's size and its sparsity, for each kind of layer; of one layer there is none."""
+    rows = {kind: {"layers": len(own)} | {c: own["size"].corr(own[c]) for c in columns}
+            for kind, own in layers.groupby("kind", sort=False) if len(own) > 1}  # fmt: skip
+    return pd.DataFrame(rows).T.astype({"layers": int})
+
+
+def worth(values: pd.Series, base: Mapping[str, str]) -> pd.DataFrame:
+    """mean, std and n of value(label) − value(base of the label), over the seeds that both have."""
+    by_seed = values.unstack("seed").reindex(sorted({*base, *base.values()}))
+    pairs = {label: by_seed.loc[label] - by_seed.loc[other] for label, other in base.items()}
+    return over_seeds(pd.DataFrame(pairs).rename_axis(columns="label").unstack(), base)

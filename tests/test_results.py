@@ -1,0 +1,192 @@
+import matplotlib
+
+matplotlib.use("Agg")
+
+import math
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from feddip_core import Experiment, plots, results, run
+
+
+def rounds_of(label="feddip", seed=0, accuracy=(0.5, 0.7, 0.6), bits=(100, 60, 40), zeros=("1 0", "1 1", "2 3")):
+    """Three rounds of a run, with what the tables need of them."""
+    columns = {"round": [1, 2, 3], "test_accuracy": accuracy, "layer_zeros": zeros, "downlink_bits": bits}
+    sparsity, regrown = (0.1, 0.2, 0.5), (0, 2, 1)
+    return pd.DataFrame(columns).assign(
+        label=label, method=label, seed=seed, uplink_bits=100, diverged=None, sparsity=sparsity, regrown=regrown
+    )
+
+
+@pytest.fixture
+def rounds():
+    return pd.concat([rounds_of(), rounds_of(seed=1, accuracy=(0.5, 0.8, 0.9)), rounds_of("fedavg", bits=(100,) * 3)])
+
+
+def test_the_papers_tables_are_there():
+    assert results.of_paper("accuracy_iid", "fashion_mnist")["feddip"] == [88.26, 0.09]
+    assert results.of_paper("accuracy_iid", "fashion_mini") == results.of_paper("accuracy_iid", "fashion_mnist")
+    assert "feddst" not in results.of_paper("accuracy_iid", "cifar10")  # the paper has a dash there
+    assert results.of_paper("accuracy_non_iid", "cifar100")["feddip_prox"] == [19.22, 0.8]
+    assert results.extreme_targets("cifar100") == [0.8, 0.9, 0.95]
+
+
+@pytest.mark.parametrize("dataset", ["fashion_mnist", "cifar10", "cifar100"])
+@pytest.mark.parametrize("result", results.RESULTS)
+def test_every_result_names_its_runs(result, dataset):
+    wanted = results.wanted(result, "paper", dataset)
+    ids = [exp.run_id for exps in wanted.values() for exp in exps]
+    assert len(set(ids)) == len(ids) == 3 * len(wanted)
+    assert all(exp.dataset == dataset and exp.rounds == 1000 for exps in wanted.values() for exp in exps)
+
+
+def test_what_the_results_vary():
+    assert [exp.seed for exp in results.wanted("accuracy", "smoke", "fashion_mini")["snip"]] == [0, 1]
+    assert [exp.seed for exp in results.wanted("paper_vs_code", "smoke", "fashion_mini")["dense memory"]] == [0]
+    assert results.wanted("non_iid", "paper", "cifar10")["fedprox"][2].partition == "pathological"
+    assert results.wanted("extreme_sparsity", "paper", "fashion_mnist")["0.99"][0].sparsity_target == 0.99
+    switched = results.wanted("paper_vs_code", "paper", "fashion_mnist")
+    assert switched["order of masking: authors"][0].regrowth == "authors"
+    assert switched["order of masking: authors"][0].initial_mask == "erk"
+    everything = switched["all four: authors"][0]
+    assert (everything.initial_mask, everything.reconfigure_at, everything.lambda_schedule) == (
+        "authors", "authors", "authors20",
+    )  # fmt: skip
+    plain = Experiment.preset("paper", seed=1).run_id
+    assert switched["the paper's rules"][1].run_id == plain
+    assert results.wanted("extreme_sparsity", "paper", "fashion_mnist")["0.9"][1].run_id == plain
+    with pytest.raises(ValueError, match="result: 'table' is not allowed"):
+        results.wanted("table", "paper", "cifar10")
+
+
+def test_only_finished_runs_of_exactly_these_settings_are_found(tiny, tmp_path):
+    finished, stopped, missing, other = (tiny(rounds=2, seed=seed) for seed in range(4))
+    run(finished, out=tmp_path)
+    run(stopped, out=tmp_path, until=1)
+    run(other, out=tmp_path)
+    rounds, states = results.find({"a": [finished, stopped], "b": [missing]}, tmp_path)
+    assert rounds[["label", "seed", "round"]].to_numpy().tolist() == [["a", 0, 1], ["a", 0, 2]]
+    assert states["state"].tolist() == ["finished", "unfinished, 1 of 2 rounds", "missing"]
+    assert results.report(states).splitlines() == [
+        "1 of 3 runs are finished.",
+        f"  a, seed 1 ({stopped.run_id}): unfinished, 1 of 2 rounds",
+        f"  b, seed 2 ({missing.run_id}): missing",
+    ]
+
+
+def test_a_run_that_diverged_has_ended(tiny):
+    rows = pd.DataFrame({"round": [1, 2], "diverged": [2.0, 2.0]})
+    assert results._state(tiny(), rows) == "diverged in round 2"
+
+
+def test_no_records_give_empty_tables(tmp_path):
+    wanted = results.wanted("accuracy", "paper", "fashion_mnist")
+    rounds, states = results.find(wanted, tmp_path)
+    assert rounds.empty and (states["state"] == "missing").all()
+    table = results.beside_paper(wanted, results.of_runs(rounds), results.of_paper("accuracy_iid", "fashion_mnist"))
+    assert table.loc["snip"].tolist() == ["–", "–", "–", 0, "86.08 ± 0.15"]
+    assert results.final_zeros(rounds).empty and results.at_budget(rounds, 1.0, results.BITS).empty
+
+
+def test_statistics_of_a_run():
+    toy = pd.DataFrame({"label": "a", "seed": 0, "test_accuracy": [0.1, 0.8, 0.9, 0.5, 0.6, 0.7, 0.7]})
+    assert results.of_runs(toy).round(9).iloc[0].to_dict() == {"last round": 70, "last five": 68, "highest five": 74}
+
+
+def test_mean_and_spread_over_seeds(rounds):
+    last = results.over_seeds(results.of_runs(rounds)["last round"], ["fedavg", "feddip", "snip"])
+    assert last["n"].tolist() == [1, 2, 0]
+    assert last.loc["feddip", "mean"] == pytest.approx(75)
+    assert last.loc["feddip", "std"] == pytest.approx(math.sqrt(450))  # 60 and 90: (15² + 15²) / (2 − 1)
+    assert math.isnan(last.loc["fedavg", "std"])
+    assert [results.shown(*v) for v in ((75, 21.213), (60.0, math.nan), (math.nan,))] == ["75.00 ± 21.21", "60.00", "–"]
+
+
+def test_a_difference_is_taken_seed_by_seed(rounds):
+    gap = results.worth(results.of_runs(rounds)["last round"], {"feddip": "fedavg", "fedavg": "snip"})
+    assert gap.loc["feddip", ["mean", "n"]].tolist() == pytest.approx([0, 1])  # seed 1 has no partner
+    assert gap.loc["fedavg", "n"] == 0
+
+
+def test_zeros_at_the_end(rounds):
+    assert results.final_zeros(rounds).to_dict() == {("feddip", 0): 5, ("feddip", 1): 5, ("fedavg", 0): 5}
+    assert results.final_zeros(rounds.assign(diverged=3.0)).empty
+
+
+def test_what_was_sent_and_how_far_a_budget_goes(rounds):
+    rounds = rounds.reset_index(drop=True)
+    assert results.sent(rounds, results.BITS).tolist() == [200, 360, 500, 200, 360, 500, 200, 400, 600]
+    stops = results.at_budget(rounds, 399, results.BITS)
+    assert stops["round"].to_dict() == {("feddip", 0): 2, ("feddip", 1): 2, ("fedavg", 0): 1}
+    assert stops["test_accuracy"].round(9).tolist() == [70, 80, 50]
+
+
+def test_the_budget_is_212_rounds_of_fedavg_on_lenet5():
+    paper = Experiment.preset("paper", method="fedavg")
+    assert results.dense_mebibits(paper) / 1000 == pytest.approx(18.831, abs=5e-4)
+    assert results.budget_mebibits(paper) == pytest.approx(4000)
+    for dataset, rounds in (("cifar10", 253), ("cifar100", 584)):
+        exp = Experiment.preset("paper", dataset, "fedavg")
+        assert int(1000 * results.budget_mebibits(exp) / results.dense_mebibits(exp)) == rounds
+    smoke = Experiment.preset("smoke", method="fedavg")
+    assert results.budget_mebibits(smoke) / results.dense_mebibits(smoke) == pytest.approx(4000 / 18831.2, abs=1e-5)
+
+
+def test_layers_with_their_erk_allocation():
+    layers = results.layers(Experiment.preset("paper"))
+    assert layers.index.tolist() == ["conv1", "conv2", "fc1", "fc2", "fc3"]
+    assert layers["size"].tolist() == [150, 2400, 48000, 10080, 840]
+    assert layers["kind"].value_counts().to_dict() == {"fully connected": 3, "convolution": 2}
+    assert layers["ERK at s_0"].tolist() == pytest.approx([0, 0.4753968254, 0.5737599206, 0.2037273243, 0])
+    assert layers["ERK at s_p"].tolist() == pytest.approx(
+        [0.1964705882, 0.9054671280, 0.9231920415, 0.8565126050, 0.2065991102]
+    )
+
+
+def test_layer_sparsities_are_means_over_seeds():
+    rounds = pd.concat([rounds_of(), rounds_of(seed=1, zeros=("0 0", "0 0", "4 1"))])
+    final = results.layer_sparsities(rounds, pd.Series({"conv1": 4, "fc1": 10}))
+    assert final["feddip"].to_dict() == {"conv1": 0.75, "fc1": 0.2}
+
+
+def test_correlations_by_kind():
+    layers = pd.DataFrame({"kind": ["a", "a", "b", "b", "b", "c"], "size": [1, 7, 1, 2, 3, 9]})
+    table = results.correlations(layers.assign(s=[0.1, 0.2, 0.5, 0.9, 0.7, 1.0]), ["s"])
+    assert table["layers"].to_dict() == {"a": 2, "b": 3}  # of one layer there is no correlation
+    assert table["s"].tolist() == pytest.approx([1, 0.5])
+
+
+def test_the_figures_show_the_runs(rounds):
+    rounds = rounds.reset_index(drop=True)
+    ours = results.over_seeds(results.of_runs(rounds)["last five"], ["fedavg", "feddip", "snip"])
+    paper = {"fedavg": [89.5, 0.09], "feddip": [88.26, 0.09], "feddp": [88.06, 0.08]}
+    figure = plots.against_paper(rounds, ours, paper, "last five")
+    left, right = figure.axes
+    assert left.lines[0].get_ydata().tolist() == pytest.approx([50, 75, 75])  # mean of FedDIP's two seeds
+    assert sorted(line.get_ydata()[0] for line in left.lines[2:]) == [88.06, 88.26, 89.5]
+    assert [tick.get_text() for tick in right.get_yticklabels()] == ["FedAvg", "FedDIP", "SNIP"]
+    plt.close(figure)
+    cost = results.sent(rounds, results.BITS)
+    figure = plots.against_cost(rounds, cost, cost / 8, budget=399, paper={"feddip": 86.62})
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [200, 360, 500]
+    assert figure.axes[1].lines[0].get_xdata().tolist() == [25, 45, 62.5]
+    assert figure.axes[0].get_ylim() == (50, 90)  # the lowest curve ends at 60, the paper's value is 86.62
+    plt.close(figure)
+
+
+def test_the_figures_of_feddip_alone(rounds):
+    layers = results.layers(Experiment.preset("paper")).assign(feddip=[0.3, 0.8, 0.9, 0.7, 0.4])
+    figure = plots.layer_bars(layers, ["feddip"])
+    assert [bar.get_height() for bar in figure.axes[0].patches] == [0.3, 0.8, 0.9, 0.7, 0.4]
+    plt.close(figure)
+    figure = plots.extremes(
+        rounds.assign(label=rounds["label"].map({"feddip": "0.9", "fedavg": "0.99"})), ["0.9", "0.95", "0.99"], 88.26
+    )
+    assert [line.get_label() for line in figure.axes[0].lines] == ["$s_p$ = 0.9", "$s_p$ = 0.99"]
+    plt.close(figure)
+    runs = results.of_runs(rounds).assign(regrown=[3, 3, 0])
+    figure = plots.rules(runs, ["feddip", "fedavg", "nothing"], {"feddip": [88.26, 0.09], "feddp": [88.06, 0.08]})
+    assert [text.get_text() for text in figure.axes[1].texts] == ["3", "0", "no run"]
+    plt.close(figure)
