@@ -25,7 +25,7 @@ import psutil
 import yaml
 from tqdm import tqdm
 
-from . import data, records
+from . import data, records, results
 from .experiment import FIXED, PRESETS, Experiment
 from .federation import EVALUATION_BATCH, Federation, computing
 from .plots import NAMES
@@ -244,7 +244,21 @@ def plan(jobs: list[Job], at_once: int) -> str:
 
 
 def chosen(options: argparse.Namespace) -> list[Experiment]:
-    """Every combination of the options, in the order of seeds, so that the first results come early."""
+    """Each experiment once, in the order of seeds, so that the first results come early."""
+    experiments = _needed(options) if options.results else _combined(options)
+    return list({exp.run_id: exp for exp in experiments}.values())
+
+
+def _needed(options: argparse.Namespace) -> list[Experiment]:
+    """What the result notebooks want, of the seeds that were asked for."""
+    names = list(results.RESULTS) if options.results == ["all"] else options.results
+    tables = [results.wanted(name, options.preset, options.dataset or "fashion_mini") for name in names]
+    found = [exp for table in tables for experiments in table.values() for exp in experiments]
+    return [exp for seed in options.seeds for exp in found if exp.seed == seed]
+
+
+def _combined(options: argparse.Namespace) -> list[Experiment]:
+    """Every combination of the options."""
     methods = list(FIXED) if options.methods == ["all"] else options.methods
     extra = {k: yaml.safe_load(v) for k, _, v in (word.partition("=") for word in options.set)}
     known = {f.name for f in dataclasses.fields(Experiment)} - set(FREE)
@@ -254,13 +268,10 @@ def chosen(options: argparse.Namespace) -> list[Experiment]:
     own = options.dataset and options.dataset.endswith(".npz")
     dataset = str(Path(options.dataset).expanduser().resolve()) if own else options.dataset
     combinations = itertools.product(options.seeds, options.partitions, options.rules, methods)
-    experiments = [
-        Experiment.preset(
-            options.preset, dataset=dataset, method=m, seed=s, partition=p, rules=r, **extra
-        )
+    return [
+        Experiment.preset(options.preset, dataset=dataset, method=m, seed=s, partition=p, rules=r, **extra)
         for s, p, r, m in combinations
-    ]  # fmt: skip
-    return list({exp.run_id: exp for exp in experiments}.values())
+    ]
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -281,6 +292,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--preset", default="smoke", choices=PRESETS)
     p.add_argument("--dataset", help="by default the preset's own")
     p.add_argument("--methods", nargs="+", default=["feddip"], metavar="METHOD", help=f"all, or of {', '.join(FIXED)}")
+    p.add_argument(
+        "--results", nargs="+", metavar="RESULT", help="the runs that a result notebook needs, instead of --methods, "
+        f"--partitions, --rules and --set: all, or of {', '.join(results.RESULTS)}",
+    )  # fmt: skip
     p.add_argument("--seeds", nargs="+", default=[0], type=int, metavar="SEED")
     p.add_argument("--partitions", nargs="+", default=["iid"], metavar="PARTITION")
     p.add_argument("--rules", nargs="+", default=["paper"], metavar="RULES", help="paper, authors, or both")

@@ -35,6 +35,17 @@ def test_every_combination_once():
     ]  # fmt: skip
 
 
+def test_the_runs_of_a_result_notebook():
+    options = batch.parser().parse_args(["--results", "non_iid", "extreme_sparsity", "--preset", "paper", "--dataset",
+                                         "fashion_mnist", "--seeds", "0", "1"])  # fmt: skip
+    found = [(e.method, e.partition, e.sparsity_target, e.seed) for e in batch.chosen(options)]
+    assert found[:6] == [
+        ("fedavg", "pathological", 0.0, 0), ("fedprox", "pathological", 0.0, 0), ("feddip_prox", "pathological", 0.9, 0),
+        ("feddip", "iid", 0.9, 0), ("feddip", "iid", 0.95, 0), ("feddip", "iid", 0.99, 0),
+    ]  # fmt: skip
+    assert [seed for *_, seed in found] == [0] * 6 + [1] * 6
+
+
 def test_shards_share_a_batch_out():
     experiments = list(range(7))
     parts = [experiments[i - 1 :: n] for i, n in (batch._shard("1/3"), batch._shard("2/3"), batch._shard("3/3"))]
@@ -44,6 +55,7 @@ def test_shards_share_a_batch_out():
 @pytest.mark.parametrize(
     "words, message",
     [
+        (["--results", "fig9"], "result: 'fig9' is not allowed; it must be one of accuracy"),
         (["--methods", "sgd"], "method: 'sgd' is not allowed; it must be one of fedavg"),
         (["--set", "rouns=3"], "set: 'rouns' is not allowed; it must be one of batch_size"),
         (["--set", "rounds=many"], "rounds: 'many' is not allowed; it must be a whole number of at least 1"),
