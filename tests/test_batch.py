@@ -40,8 +40,9 @@ def test_the_runs_of_a_result_notebook():
                                          "fashion_mnist", "--seeds", "0", "1"])  # fmt: skip
     found = [(e.method, e.partition, e.sparsity_target, e.seed) for e in batch.chosen(options)]
     assert found[:6] == [
-        ("fedavg", "pathological", 0.0, 0), ("fedprox", "pathological", 0.0, 0), ("feddip_prox", "pathological", 0.9, 0),
-        ("feddip", "iid", 0.9, 0), ("feddip", "iid", 0.95, 0), ("feddip", "iid", 0.99, 0),
+        ("fedavg", "pathological", 0.0, 0), ("fedprox", "pathological", 0.0, 0),
+        ("feddip_prox", "pathological", 0.9, 0), ("feddip", "iid", 0.9, 0),
+        ("feddip", "iid", 0.95, 0), ("feddip", "iid", 0.99, 0),
     ]  # fmt: skip
     assert [seed for *_, seed in found] == [0] * 6 + [1] * 6
 
