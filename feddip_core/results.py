@@ -100,9 +100,11 @@ def _state(exp: Experiment, rows: pd.DataFrame) -> str:
 
 def report(states: pd.DataFrame) -> str:
     """Which runs the tables rest on, and which are not there."""
+    missing = states[states["state"] == "missing"].groupby("label", sort=False)["seed"].agg(list)
+    begun = states[~states["state"].isin(["finished", "missing"])]
     lines = [f"{(states['state'] == 'finished').sum()} of {len(states)} runs are finished."]
-    rest = states[states["state"] != "finished"]
-    lines += [f"  {label}, seed {seed} ({run_id}): {state}" for label, seed, run_id, state in rest.to_numpy()]
+    lines += [f"  {label}, seed {seed} ({run_id}): {state}" for label, seed, run_id, state in begun.to_numpy()]
+    lines += [f"  {label}: missing for the seeds {', '.join(map(str, seeds))}" for label, seeds in missing.items()]
     return "\n".join(lines)
 
 

@@ -66,13 +66,13 @@ def test_only_finished_runs_of_exactly_these_settings_are_found(tiny, tmp_path):
     run(finished, out=tmp_path)
     run(stopped, out=tmp_path, until=1)
     run(other, out=tmp_path)
-    rounds, states = results.find({"a": [finished, stopped], "b": [missing]}, tmp_path)
+    rounds, states = results.find({"a": [finished, stopped], "b": [missing, tiny(seed=7)]}, tmp_path)
     assert rounds[["label", "seed", "round"]].to_numpy().tolist() == [["a", 0, 1], ["a", 0, 2]]
-    assert states["state"].tolist() == ["finished", "unfinished, 1 of 2 rounds", "missing"]
+    assert states["state"].tolist() == ["finished", "unfinished, 1 of 2 rounds", "missing", "missing"]
     assert results.report(states).splitlines() == [
-        "1 of 3 runs are finished.",
+        "1 of 4 runs are finished.",
         f"  a, seed 1 ({stopped.run_id}): unfinished, 1 of 2 rounds",
-        f"  b, seed 2 ({missing.run_id}): missing",
+        "  b: missing for the seeds 2, 7",
     ]
 
 
