@@ -14,7 +14,7 @@ import torch
 from . import masks, models
 from .communication import BITS_PER_WEIGHT, MEBI
 from .experiment import CLASSES, Experiment
-from .records import load_runs
+from .records import _load
 
 PAPER = json.loads((Path(__file__).parent / "assets" / "paper_results.json").read_text())
 PAPER_DATA = {"fashion_mini": "fashion_mnist"}  # whose numbers of the paper stand beside an embedded data set
@@ -77,32 +77,37 @@ def wanted(result: str, preset: str, dataset: str) -> dict[str, list[Experiment]
 
 def find(wanted: Wanted, folder: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The rounds of every finished run, with its `label`; and of all that are wanted, how far each has come."""
-    table = load_runs(folder)
-    by_id = dict(list(table.groupby("run_id"))) if len(table) else {}
     found, states = [], []
     for label, exps in wanted.items():
         for exp in exps:
-            rows = by_id.get(exp.run_id, pd.DataFrame())
-            state = _state(exp, rows)
+            state, rows = _read(exp, Path(folder) / exp.run_id)
             states.append({"label": label, "seed": exp.seed, "run_id": exp.run_id, "state": state})
-            if not state.startswith(("missing", "unfinished")):
+            if state == "finished" or state.startswith("diverged"):
                 found.append(rows.assign(label=label))
     return pd.concat(found, ignore_index=True) if found else _EMPTY, pd.DataFrame(states)
 
 
-def _state(exp: Experiment, rows: pd.DataFrame) -> str:
-    if rows.empty:
-        return "missing"
+def _read(exp: Experiment, record: Path) -> tuple[str, pd.DataFrame]:
+    """How far a run has come, and its rounds."""
+    # Only what is wanted is opened: a record of something else, or of other code, is no reason to fail.
+    if not (record / "provenance.json").exists():
+        return "missing", pd.DataFrame()
+    try:
+        rows = _load(record)
+    except ValueError as error:
+        return f"not to be used, {error}", pd.DataFrame()
     if rows["diverged"].notna().any():
-        return f"diverged in round {rows['diverged'].iloc[0]:.0f}"
-    return "finished" if len(rows) == exp.rounds else f"unfinished, {len(rows)} of {exp.rounds} rounds"
+        return f"diverged in round {rows['diverged'].iloc[0]:.0f}", rows
+    return "finished" if len(rows) == exp.rounds else f"unfinished, {len(rows)} of {exp.rounds} rounds", rows
 
 
 def report(states: pd.DataFrame) -> str:
     """Which runs the tables rest on, and which are not there."""
+    missing = states[states["state"] == "missing"].groupby("label", sort=False)["seed"].agg(list)
+    begun = states[~states["state"].isin(["finished", "missing"])]
     lines = [f"{(states['state'] == 'finished').sum()} of {len(states)} runs are finished."]
-    rest = states[states["state"] != "finished"]
-    lines += [f"  {label}, seed {seed} ({run_id}): {state}" for label, seed, run_id, state in rest.to_numpy()]
+    lines += [f"  {label}, seed {seed} ({run_id}): {state}" for label, seed, run_id, state in begun.to_numpy()]
+    lines += [f"  {label}: missing for the seeds {', '.join(map(str, seeds))}" for label, seeds in missing.items()]
     return "\n".join(lines)
 
 

@@ -66,19 +66,35 @@ def test_only_finished_runs_of_exactly_these_settings_are_found(tiny, tmp_path):
     run(finished, out=tmp_path)
     run(stopped, out=tmp_path, until=1)
     run(other, out=tmp_path)
-    rounds, states = results.find({"a": [finished, stopped], "b": [missing]}, tmp_path)
+    rounds, states = results.find({"a": [finished, stopped], "b": [missing, tiny(seed=7)]}, tmp_path)
     assert rounds[["label", "seed", "round"]].to_numpy().tolist() == [["a", 0, 1], ["a", 0, 2]]
-    assert states["state"].tolist() == ["finished", "unfinished, 1 of 2 rounds", "missing"]
+    assert states["state"].tolist() == ["finished", "unfinished, 1 of 2 rounds", "missing", "missing"]
     assert results.report(states).splitlines() == [
-        "1 of 3 runs are finished.",
+        "1 of 4 runs are finished.",
         f"  a, seed 1 ({stopped.run_id}): unfinished, 1 of 2 rounds",
-        f"  b, seed 2 ({missing.run_id}): missing",
+        "  b: missing for the seeds 2, 7",
     ]
 
 
-def test_a_run_that_diverged_has_ended(tiny):
-    rows = pd.DataFrame({"round": [1, 2], "diverged": [2.0, 2.0]})
-    assert results._state(tiny(), rows) == "diverged in round 2"
+def test_a_run_that_diverged_has_ended(tiny, tmp_path):
+    exp = tiny(rounds=3)
+    run(exp, out=tmp_path, until=2)
+    provenance = tmp_path / exp.run_id / "provenance.json"
+    provenance.write_text(provenance.read_text().replace('"diverged": null', '"diverged": 2'))
+    rounds, states = results.find({"a": [exp]}, tmp_path)
+    assert states["state"].tolist() == ["diverged in round 2"]
+    assert len(rounds) == 2
+
+
+def test_a_damaged_record_is_named_if_it_is_wanted_and_passed_over_if_not(tiny, tmp_path):
+    wanted, other = tiny(rounds=1), tiny(rounds=1, seed=1)
+    for exp in (wanted, other):
+        run(exp, out=tmp_path)
+    (tmp_path / other.run_id / "metrics.csv").write_text("round\n")
+    assert results.find({"a": [wanted]}, tmp_path)[1]["state"].tolist() == ["finished"]
+    rounds, states = results.find({"a": [other]}, tmp_path)
+    assert rounds.empty
+    assert states["state"].iloc[0].startswith(f"not to be used, {tmp_path / other.run_id}: 0 rounds of metrics")
 
 
 def test_no_records_give_empty_tables(tmp_path):
