@@ -5,6 +5,7 @@
 # make benchmark-flower   a round against one of Flower's simulation, in an environment of its own
 # make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
+# make paper-fashion   every table and figure of the paper on Fashion-MNIST, from the records in outputs/runs
 # make notebooks   run the notebooks in place, to renew the outputs they carry
 
 PYTHON ?= python3
@@ -29,7 +30,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce test lab benchmark benchmark-flower runs notebooks clean
+.PHONY: reproduce test lab benchmark benchmark-flower runs paper-fashion notebooks clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -58,6 +59,16 @@ runs: $(INSTALLED)
 
 benchmark-flower: $(FLOWER)
 	.venv-flower/bin/python tests/benchmark_flower.py
+
+RESULTS := accuracy communication non_iid layer_sparsity extreme_sparsity paper_vs_code
+paper-fashion: $(INSTALLED)
+	@mkdir -p outputs/notebooks
+	@set -e; for result in $(RESULTS); do \
+	  $(BIN)/papermill -k python3 --cwd notebooks --execution-timeout 900 -p preset paper -p dataset fashion_mnist \
+	    -p runs ../outputs/runs -p out ../outputs notebooks/$$result.ipynb outputs/notebooks/$$result-paper.ipynb; \
+	done
+	$(BIN)/python .ci/readme.py
+	@echo "From nothing: make runs PRESET=paper SEEDS='0 1 2' OPTIONS='--results all', 60 runs of about twenty minutes."
 
 notebooks: $(INSTALLED)
 	@set -e; for notebook in $(NOTEBOOKS); do \

@@ -97,11 +97,11 @@ def load_runs(folder: str | Path) -> pd.DataFrame:
 
     A record whose settings do not give its run_id, or whose metrics do not fit its provenance, is refused by name.
     """
-    tables = [_load(path.parent) for path in sorted(Path(folder).glob("*/provenance.json"))]
+    tables = [load_run(path.parent) for path in sorted(Path(folder).glob("*/provenance.json"))]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def _load(folder: Path) -> pd.DataFrame:
+def load_run(folder: Path) -> pd.DataFrame:
     try:
         exp = Experiment(**json.loads((folder / "config.json").read_text()))
         kept = json.loads((folder / "provenance.json").read_text())

@@ -14,7 +14,8 @@ import torch
 from . import masks, models
 from .communication import BITS_PER_WEIGHT, MEBI
 from .experiment import CLASSES, Experiment
-from .records import _load
+from .plots import NAMES
+from .records import load_run
 
 PAPER = json.loads((Path(__file__).parent / "assets" / "paper_results.json").read_text())
 PAPER_DATA = {"fashion_mini": "fashion_mnist"}  # whose numbers of the paper stand beside an embedded data set
@@ -93,7 +94,7 @@ def _read(exp: Experiment, record: Path) -> tuple[str, pd.DataFrame]:
     if not (record / "provenance.json").exists():
         return "missing", pd.DataFrame()
     try:
-        rows = _load(record)
+        rows = load_run(record)
     except ValueError as error:
         return f"not to be used, {error}", pd.DataFrame()
     if rows["diverged"].notna().any():
@@ -223,3 +224,34 @@ def worth(values: pd.Series, base: Mapping[str, str]) -> pd.DataFrame:
     by_seed = values.unstack("seed").reindex(sorted({*base, *base.values()}))
     pairs = {label: by_seed.loc[label] - by_seed.loc[other] for label, other in base.items()}
     return over_seeds(pd.DataFrame(pairs).rename_axis(columns="label").unstack(), base)
+
+
+def headline(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "paper") -> str:
+    """README's table: the paper, ours under its rules and under its authors', and the difference, as Markdown.
+
+    i.i.d.: mean of the last five rounds; pathological: of the highest five, as the paper's Table V has it.
+    """
+    plain = wanted("accuracy", preset, dataset)
+    switched = wanted("paper_vs_code", preset, dataset)
+    authors = {"feddip": switched["all four: authors"], "feddp": switched["FedDP, all four: authors"]}
+    one_sided = wanted("non_iid", preset, dataset)
+    cases = [
+        *((m, "i.i.d.", plain[m], authors.get(m), "accuracy_iid", "last five") for m in plain),
+        *((m, "pathological", one_sided[m], None, "accuracy_non_iid", "highest five") for m in one_sided),
+    ]
+    lines = ["| method | split | paper | ours, the paper's rules | ours, its authors' rules | difference | n |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for method, split, own, switched_own, table, statistic in cases:
+        ours, theirs = _mean(own, folder, statistic), _mean(switched_own or [], folder, statistic)
+        paper = of_paper(table, dataset).get(method)
+        mean = paper[0] if isinstance(paper, list) else paper
+        gap = "–" if mean is None or pd.isna(ours["mean"]) else f"{ours['mean'] - mean:+.2f}"
+        cells = [NAMES[method], split, shown(*paper) if isinstance(paper, list) else shown(float(mean or "nan"))]
+        cells += [shown(ours["mean"], ours["std"]), shown(theirs["mean"], theirs["std"]), gap]
+        lines.append(f"| {' | '.join(cells)} | {ours['n']:.0f} |")
+    return "\n".join(lines)
+
+
+def _mean(experiments: list[Experiment], folder: str | Path, statistic: str) -> pd.Series:
+    rounds, _ = find({"one": experiments}, folder)
+    return over_seeds(of_runs(rounds)[statistic], ["one"]).loc["one"]

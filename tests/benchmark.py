@@ -161,8 +161,7 @@ def workers(repeat: int) -> list[dict]:
                     site.round(state, train)
                     times[count] += [time.perf_counter() - began] if trial else []
         ratio = statistics.median(a / b for a, b in zip(times[1], times[2], strict=True))
-        most = k / -(-k // 2)  # of k clients on two workers, were nothing else to do
-        name = f"feddip, {gradient}, K = {k} (at most {most:.2f})"
+        name = f"feddip, {gradient}, K = {k}"
         rows.append(row("two workers against one", name, statistics.median(times[2]), ratio, 1.8 if k > 5 else None))
     return rows
 

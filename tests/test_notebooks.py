@@ -69,12 +69,22 @@ def test_no_widget_that_makes_papermill_hang(notebook):
             assert word not in cell.source
 
 
+@pytest.fixture(scope="module")
+def shared_runs(tmp_path_factory):
+    """One folder of records for all notebooks, as in `make reproduce`: a run that two of them need is run once."""
+    return tmp_path_factory.mktemp("runs")
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
-def test_papermill_runs_it_and_it_leaves_its_results(path, tmp_path):
+def test_papermill_runs_it_and_it_leaves_its_results(path, tmp_path, shared_runs):
+    out = tmp_path / "outputs"
+    out.mkdir()
+    for name in ("runs", "smoke"):
+        (out / name).symlink_to(shared_runs)
     executed = papermill.execute_notebook(
-        path, tmp_path / path.name, parameters={"out": str(tmp_path / "outputs")}, cwd=path.parent,
+        path, tmp_path / path.name, parameters={"out": str(out)}, cwd=path.parent,
         kernel_name="python3", execution_timeout=600, progress_bar=False,
     )  # fmt: skip
     assert not any(output.output_type == "error" for cell in code(executed) for output in cell.outputs)
-    written = {p.suffix for p in (tmp_path / "outputs").rglob("*") if p.is_file()}
-    assert {".png", ".svg", ".json", ".csv"} <= written
+    assert {".png", ".svg"} <= {p.suffix for p in (out / "figures").rglob("*")}
+    assert {".json", ".csv"} <= {p.suffix for p in shared_runs.rglob("*")}

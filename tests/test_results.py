@@ -206,3 +206,14 @@ def test_the_figures_of_feddip_alone(rounds):
     figure = plots.rules(runs, ["feddip", "fedavg", "nothing"], {"feddip": [88.26, 0.09], "feddp": [88.06, 0.08]})
     assert [text.get_text() for text in figure.axes[1].texts] == ["3", "0", "no run"]
     plt.close(figure)
+
+
+def test_the_headline_has_a_row_for_each_claim_of_the_paper(tmp_path):
+    lines = results.headline(tmp_path).splitlines()
+    assert len(lines) == 2 + 7 + 3
+    assert lines[2] == "| FedAvg | i.i.d. | 89.50 ± 0.09 | – | – | – | 0 |"
+    exp = results.wanted("accuracy", "smoke", "fashion_mini")["fedavg"][0]
+    metrics = run(exp, out=tmp_path, progress=False).metrics
+    mean = 100 * metrics["test_accuracy"].tail(5).mean()
+    first = results.headline(tmp_path, "fashion_mini", "smoke").splitlines()[2]
+    assert first == f"| FedAvg | i.i.d. | 89.50 ± 0.09 | {mean:.2f} | – | {mean - 89.5:+.2f} | 1 |"
