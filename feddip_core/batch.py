@@ -105,7 +105,7 @@ class Job:
         """As Ctrl-C in the notebook: the run saves what it has."""
         if self.state == "running":
             self.state = "interrupted"
-            for process in _children(self.process):
+            for process in _children(self.process) or [self.process]:  # there may be no kernel yet
                 process.send_signal(signal.SIGINT)
 
     def end(self) -> None:
