@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ import yaml
 from tqdm import tqdm
 
 from . import data, records, results
-from .experiment import FIXED, PRESETS, Experiment
+from .experiment import CLASSES, FIXED, PRESETS, Experiment
 from .federation import EVALUATION_BATCH, Federation, computing
 from .plots import NAMES
 
@@ -60,8 +60,9 @@ class Job:
     def settings(self) -> dict:
         """What the experiment has other than its preset, beside the notebook's own parameters."""
         free = {k: getattr(self.exp, k) for k in FREE if k != "preset"}
-        base = Experiment.preset(self.preset, **free)
-        return {k: v for k, v in self.exp.to_dict().items() if v != getattr(base, k)}
+        own = {} if self.exp.dataset in CLASSES else {"model": self.exp.model}  # for which no data set speaks
+        base = Experiment.preset(self.preset, **free, **own)
+        return {k: v for k, v in self.exp.to_dict().items() if v != getattr(base, k)} | own
 
     def progress(self) -> tuple[int, bool]:
         return records.progress(self.exp, self.out / "runs")
@@ -75,10 +76,12 @@ class Job:
         given = {k: getattr(self.exp, k) for k in FREE if k != "preset"} | {"preset": self.preset}
         given |= {"settings": self.settings, "out": str(self.out.resolve()), "data_dir": self.data_dir}
         options = ["-k", "python3", "--no-progress-bar", "--no-log-output", "--log-level", "ERROR"]
+        # The kernel is to import this very package, also if another one is installed.
+        path = os.pathsep.join([str(NOTEBOOK.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-m", "papermill", str(NOTEBOOK), str(self.notebook), *options]
         self.process = subprocess.Popen(
             [*command, "--cwd", str(NOTEBOOK.parent), "-y", yaml.safe_dump(given)],
-            env=os.environ | {"OMP_NUM_THREADS": str(self.exp.threads)},
+            env=os.environ | {"OMP_NUM_THREADS": str(self.exp.threads), "PYTHONPATH": path},
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for this process, which then interrupts the runs
         )  # fmt: skip
@@ -103,14 +106,14 @@ class Job:
 
     def interrupt(self) -> None:
         """As Ctrl-C in the notebook: the run saves what it has."""
-        if self.state == "running":
-            self.state = "interrupted"
-            for process in _children(self.process) or [self.process]:  # there may be no kernel yet
+        for process in _children(self.process) or [self.process]:  # there may be no kernel yet
+            with suppress(psutil.Error):
                 process.send_signal(signal.SIGINT)
 
     def end(self) -> None:
         for process in [*_children(self.process), self.process]:
-            process.kill()
+            with suppress(psutil.Error):
+                process.kill()
 
 
 def _children(process: subprocess.Popen) -> list[psutil.Process]:
@@ -143,9 +146,10 @@ def execute(jobs: list[Job], at_once: int, pause: float = 1.0) -> list[Job]:
             while any(job.state in ("waiting", "running") for job in jobs):
                 _step(jobs, at_once, bar)
                 time.sleep(pause)
-        except KeyboardInterrupt:
+        except BaseException as error:
             _stop(jobs)
-    bar.close()
+            if not isinstance(error, KeyboardInterrupt):
+                raise
     tqdm.write(f"{skipped} done before, {sum(job.state == 'done' for job in jobs) - skipped} done now")
     return jobs
 
@@ -172,16 +176,23 @@ def _counted(job: Job) -> int:
 
 def _stop(jobs: list[Job]) -> None:
     tqdm.write("stopping; the runs save what they have …")
-    for job in jobs:
-        job.interrupt()
-    deadline = time.monotonic() + PATIENCE
-    for job in [job for job in jobs if job.state == "interrupted"]:
-        try:
-            job.process.wait(max(0.0, deadline - time.monotonic()))
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+    running = [job for job in jobs if job.state == "running"]
+    try:
+        # Again and again, since a kernel that is idle for a moment takes no notice.
+        for _ in range(PATIENCE // 5):
+            alive = [job for job in running if job.process.poll() is None]
+            for job in alive:
+                job.interrupt()
+            deadline = time.monotonic() + 5
+            while time.monotonic() < deadline and any(job.process.poll() is None for job in alive):
+                time.sleep(0.1)
+    except KeyboardInterrupt:
+        tqdm.write("stopping at once")
+    for job in running:
+        if job.process.poll() is None:
             job.end()
     for job in jobs:
-        job.state = "interrupted" if job.state == "waiting" else job.state
+        job.state = "interrupted" if job.state in ("waiting", "running") else job.state
 
 
 @contextmanager
@@ -238,7 +249,7 @@ def plan(jobs: list[Job], at_once: int) -> str:
         minutes = 0.0 if whole else (exp.rounds - done) * cost[kind] / 60
         rows.append({"run": str(job), "rounds": f"{done}/{exp.rounds}", "minutes": minutes})
     hours = sum(row["minutes"] for row in rows) / 60 / min(at_once, max(1, len(jobs)))
-    longest = max(len(row["run"]) for row in rows)
+    longest = max((len(row["run"]) for row in rows), default=0)
     lines = [f"{row['run']:{longest}}  {row['rounds']:>9} rounds  {row['minutes']:6.1f} min" for row in rows]
     return "\n".join([*lines, f"{len(jobs)} runs, about {hours:.1f} hours for {at_once} at once"])
 
@@ -246,6 +257,8 @@ def plan(jobs: list[Job], at_once: int) -> str:
 def chosen(options: argparse.Namespace) -> list[Experiment]:
     """Each experiment once, in the order of seeds, so that the first results come early."""
     experiments = _needed(options) if options.results else _combined(options)
+    if not experiments:
+        raise ValueError(f"seeds: {options.seeds} is not allowed; the results have {results.SEEDS[options.preset]}")
     return list({exp.run_id: exp for exp in experiments}.values())
 
 
@@ -260,7 +273,7 @@ def _needed(options: argparse.Namespace) -> list[Experiment]:
 def _combined(options: argparse.Namespace) -> list[Experiment]:
     """Every combination of the options."""
     methods = list(FIXED) if options.methods == ["all"] else options.methods
-    extra = {k: yaml.safe_load(v) for k, _, v in (word.partition("=") for word in options.set)}
+    extra = dict(map(_setting, options.set))
     known = {f.name for f in dataclasses.fields(Experiment)} - set(FREE)
     for name in extra.keys() - known:
         raise ValueError(f"set: {name!r} is not allowed; it must be one of {', '.join(sorted(known))}, as name=value")
@@ -272,6 +285,18 @@ def _combined(options: argparse.Namespace) -> list[Experiment]:
         Experiment.preset(options.preset, dataset=dataset, method=m, seed=s, partition=p, rules=r, **extra)
         for s, p, r, m in combinations
     ]
+
+
+def _setting(word: str) -> tuple[str, object]:
+    name, given, text = word.partition("=")
+    if not given:
+        raise ValueError(f"set: {word!r} is not allowed; it must be name=value")
+    try:
+        return name, float(text) if "e" in text.lower() else yaml.safe_load(text)  # to YAML, 1e-3 is a string
+    except ValueError:
+        return name, text
+    except yaml.YAMLError as error:
+        raise ValueError(f"set: {word!r} is not allowed; its value is not to be read") from error
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -315,11 +340,14 @@ def main(words: Iterable[str] | None = None) -> int:
     try:
         experiments = chosen(options)
         data.load(experiments[0].dataset, options.data_dir or None)  # before any work starts
-    except (ValueError, TypeError, data.DataError) as error:
+        out = options.out.expanduser()
+        if not options.dry_run:
+            (out / "notebooks").mkdir(parents=True, exist_ok=True)
+    except (ValueError, TypeError, OSError, data.DataError) as error:
         command.error(str(error))
     i, n = options.shard
-    data_dir = str(Path(options.data_dir).resolve()) if options.data_dir else ""
-    jobs = [Job(exp, options.preset, options.out, data_dir) for exp in experiments[i - 1 :: n]]
+    data_dir = str(Path(options.data_dir).expanduser().resolve()) if options.data_dir else ""
+    jobs = [Job(exp, options.preset, out, data_dir) for exp in experiments[i - 1 :: n]]
     if options.dry_run:
         print(plan(jobs, options.jobs))
         return 0

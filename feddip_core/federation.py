@@ -5,6 +5,8 @@ network and summed as they finish, so memory grows neither with N nor with K.
 """
 
 import os
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -309,7 +311,9 @@ def run(
         stack.enter_context(record.alone())
         state, rows = (federation.start(), []) if observe else _begin(federation, record)
         train = stack.enter_context(_workers(federation, workers)).train if workers > 1 else None
-        log = stack.enter_context(_Log(record, state, rows))
+        if until is not None and until < state.t:
+            raise ValueError(f"until: {until} is not allowed; {record.folder} is at round {state.t} already")
+        log = stack.enter_context(_Log(record, state, rows, floor=record.earlier if observe else 0))
         bar = stack.enter_context(_bar(federation, progress))
         picture = Live(experiment.method) if not bar.disable and in_notebook() else None
         bar.update(state.t)
@@ -332,8 +336,9 @@ def run(
 class _Log:
     """A run's rows, with its record and its checkpoint: saved at the end, after an interruption, and in between."""
 
-    def __init__(self, record: records.Record, state: State, rows: list[dict]):
+    def __init__(self, record: records.Record, state: State, rows: list[dict], floor: int = 0):
         self.record, self.state, self.rows = record, state, rows
+        self.floor = floor  # the round from which a checkpoint may be replaced: one that went further is kept
         self.saved, self.cost, self.unsaved = time.perf_counter(), 0.0, False
 
     def __enter__(self) -> "_Log":
@@ -341,7 +346,8 @@ class _Log:
 
     def __exit__(self, *_) -> None:
         if self.unsaved:
-            self.save()
+            with _undisturbed():
+                self.save()
 
     def add(self, state: State, row: dict) -> None:
         self.rows.append(row)
@@ -352,10 +358,11 @@ class _Log:
 
     def save(self) -> None:
         began = time.perf_counter()
-        if self.rows:
-            self.record.save(self.rows)
-        if self.rows and self.record.folder:
-            plain = {"t": self.state.t, "mask_version": self.state.mask_version, "rows": self.rows}
+        rows = self.rows[: self.state.t]  # an interruption may fall between a row and its state
+        if rows:
+            self.record.save(rows)
+        if rows and self.record.folder and len(rows) >= self.floor:
+            plain = {"t": self.state.t, "mask_version": self.state.mask_version, "rows": rows}
             plain["provenance"] = self.record.provenance
             checkpoint = checkpoints.Checkpoint(self.state.tensors(), plain)
             checkpoints.save(self.record.folder, _key(self.record), checkpoint)
@@ -363,10 +370,22 @@ class _Log:
         self.cost = self.saved - began
 
 
+@contextmanager
+def _undisturbed():
+    """Let no second Ctrl-C interrupt the saving that the first one has caused."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _key(record: records.Record) -> str:
     """What a checkpoint must have been made by to be gone on with: this run, this code's results, these data."""
-    made = record.provenance
-    return " ".join([record.exp.run_id, str(REVISION), made["gradient"], *made["data_sha256"].values()])
+    return " ".join([record.exp.run_id, str(REVISION), *record.provenance["data_sha256"].values()])
 
 
 def _begin(federation: Federation, record: records.Record) -> tuple[State, list[dict]]:
@@ -375,6 +394,12 @@ def _begin(federation: Federation, record: records.Record) -> tuple[State, list[
     if last is None:
         return federation.start(), []
     plain = last.plain
+    was = plain["provenance"]["gradient"]
+    if was != federation.gradient_name:
+        raise ValueError(
+            f"gradient: {record.folder} was begun with the {was} one, and here it is {federation.gradient_name}; "
+            "go on where it was begun, or choose another folder"
+        )
     record.resume(plain["provenance"], round=plain["t"])
     return State.of(last.tensors, plain["t"], plain["mask_version"]), plain["rows"]
 

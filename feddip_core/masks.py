@@ -163,7 +163,7 @@ def pruning_error(w: Weights, m: Mask) -> float:
     _check(m, w)
     lost = sum((v.double() * ~m[k]).square().sum() for k, v in w.items() if k in m)
     total = sum(v.double().square().sum() for v in w.values())
-    return float(lost / total) if total > 0 else 0.0
+    return 0.0 if total == 0 else float(lost / total)
 
 
 def changes(old: Mask, new: Mask) -> tuple[int, int]:

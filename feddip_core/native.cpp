@@ -185,10 +185,9 @@ static void linear_input_gradient(const V *d, const float *w, V *din) {
 
 // dw[o][k] += Σ over the samples of d[o] · in[k]: here k is innermost, so the inputs are transposed first
 template <int O, int K>
-static void linear_gradient(const V *in, const V *d, float *dw, float *db) {
-    float x[LANES][K];
+static void linear_gradient(const V *in, const V *d, float *dw, float *db, float *x) {
     for (int k = 0; k < K; k++)
-        for (int l = 0; l < LANES; l++) x[l][k] = in[k][l];
+        for (int l = 0; l < LANES; l++) x[l * K + k] = in[k][l];
     for (int o = 0; o < O; o++) {
         db[o] += sum(d[o]);
         float *row = dw + o * K;
@@ -198,14 +197,14 @@ static void linear_gradient(const V *in, const V *d, float *dw, float *db) {
             V a = at[0], b = at[1], c = at[2], e = at[3];
             #pragma GCC unroll 16
             for (int l = 0; l < LANES; l++) {
-                const Unaligned *from = (const Unaligned *)(x[l] + k);
+                const Unaligned *from = (const Unaligned *)(x + l * K + k);
                 const V v = d[o][l] - V{};
                 a += from[0] * v; b += from[1] * v; c += from[2] * v; e += from[3] * v;
             }
             at[0] = a; at[1] = b; at[2] = c; at[3] = e;
         }
         for (; k < K; k++)
-            for (int l = 0; l < LANES; l++) row[k] += x[l][k] * d[o][l];
+            for (int l = 0; l < LANES; l++) row[k] += x[l * K + k] * d[o][l];
     }
 }
 
@@ -224,6 +223,7 @@ struct Tile {
     V image[CHANNELS * P0 * P0], a1[C1 * S1 * S1], a2[FEATURES], a3[H1], a4[H2], logits[CLASSES];
     V d1[C1 * S1 * S1], z2[C2 * S2 * S2], d2[FEATURES], d3[H1], d4[H2], d5[CLASSES], z1[C1 * 2 * SIZE];
     I where1[C1 * S1 * S1], where2[FEATURES];
+    float x[LANES * (FEATURES + H1 + H2)];  // room to transpose the inputs of any of the linear layers
 };
 
 struct Sums {  // gradients of the convolutions, over the batch's tiles but not yet over the lanes
@@ -261,13 +261,13 @@ static double loss_and_gradient(Tile &tile, const int64_t *y, int samples, float
 }
 
 static void backward(Tile &tile, Sums &sums, const float *u, float *g) {
-    linear_gradient<CLASSES, H2>(tile.a4, tile.d5, g + Sizes::w5, g + Sizes::b5);
+    linear_gradient<CLASSES, H2>(tile.a4, tile.d5, g + Sizes::w5, g + Sizes::b5, tile.x);
     linear_input_gradient<CLASSES, H2>(tile.d5, u + Sizes::w5, tile.d4);
     relu_gradient<H2>(tile.d4, tile.a4);
-    linear_gradient<H2, H1>(tile.a3, tile.d4, g + Sizes::w4, g + Sizes::b4);
+    linear_gradient<H2, H1>(tile.a3, tile.d4, g + Sizes::w4, g + Sizes::b4, tile.x);
     linear_input_gradient<H2, H1>(tile.d4, u + Sizes::w4, tile.d3);
     relu_gradient<H1>(tile.d3, tile.a3);
-    linear_gradient<H1, FEATURES>(tile.a2, tile.d3, g + Sizes::w3, g + Sizes::b3);
+    linear_gradient<H1, FEATURES>(tile.a2, tile.d3, g + Sizes::w3, g + Sizes::b3, tile.x);
     linear_input_gradient<H1, FEATURES>(tile.d3, u + Sizes::w3, tile.d2);
 
     for (int c = 0; c < C2; c++)

@@ -54,6 +54,7 @@ class Kernel:
         self._check(u, x)
         if y.shape != x.shape[:1] or y.dtype != torch.int64:
             raise ValueError(f"y: {y.dtype} {tuple(y.shape)} is not allowed; it must be an int64 for each of x")
+        u, x, y = u.contiguous(), x.contiguous(), y.contiguous()  # crops and flips come as views
         g = torch.empty_like(u)
         loss = self.library.gradient(*_pointers(self.workspace, u, x, y), len(x), *_pointers(g))
         return torch.tensor(loss), g
@@ -66,14 +67,14 @@ class Kernel:
 
     def logits(self, u: Tensor, x: Tensor) -> Tensor:
         self._check(u, x)
-        out = torch.empty(len(x), self.classes)
+        u, x, out = u.contiguous(), x.contiguous(), torch.empty(len(x), self.classes)
         self.library.logits(*_pointers(self.workspace, u, x), len(x), *_pointers(out))
         return out
 
 
 def _pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
-    if not all(t.is_cpu and t.is_contiguous() for t in tensors):
-        raise ValueError("the native gradient takes contiguous tensors on the CPU")
+    if not all(t.is_cpu for t in tensors):
+        raise ValueError("the native gradient takes tensors on the CPU")
     return [ctypes.c_void_p(t.data_ptr()) for t in tensors]
 
 

@@ -32,10 +32,9 @@ class Record:
         self.folder = out and Path(out) / exp.run_id
         here = {"data_sha256": data_sha256, "rounds_done": 0, "diverged": None}
         self.provenance = provenance(exp) | made_by | here
-        self.earlier = self._rounds_of_an_earlier_run() if self.folder else 0
+        self.earlier = 0
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write(self.folder / "config.json", _json(exp.to_dict()))
 
     def _rounds_of_an_earlier_run(self) -> int:
         try:
@@ -58,6 +57,10 @@ class Record:
                 f"{self.folder}: another process is at this run; wait for it, or choose another folder"
             ) from None
         try:
+            for part in self.folder.glob(".*.part"):  # of a process that was killed
+                part.unlink(missing_ok=True)
+            self.earlier = self._rounds_of_an_earlier_run()
+            write(self.folder / "config.json", _json(self.exp.to_dict()))
             yield
         finally:
             lock.release()
@@ -105,12 +108,14 @@ def load_run(folder: Path) -> pd.DataFrame:
     try:
         exp = Experiment(**json.loads((folder / "config.json").read_text()))
         kept = json.loads((folder / "provenance.json").read_text())
-        metrics = pd.read_csv(folder / "metrics.csv")
-    except (OSError, ValueError, TypeError) as error:
+        # They are written first: a kill, or a look at a run under way, may find more of them than provenance knows.
+        metrics = pd.read_csv(folder / "metrics.csv").head(kept["rounds_done"])
+        known, rounds = kept["run_id"], metrics["round"].tolist()
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{folder}: not a readable record ({error})") from error
-    if not exp.run_id == kept["run_id"] == folder.name:
-        raise ValueError(f"{folder}: its settings belong to the run {exp.run_id}, its provenance to {kept['run_id']}")
-    if metrics["round"].tolist() != list(range(1, kept["rounds_done"] + 1)):
+    if not exp.run_id == known == folder.name:
+        raise ValueError(f"{folder}: its settings belong to the run {exp.run_id}, its provenance to {known}")
+    if rounds != list(range(1, kept["rounds_done"] + 1)):
         raise ValueError(f"{folder}: {len(metrics)} rounds of metrics, but provenance says {kept['rounds_done']}")
     settings = {k: v for k, v in exp.to_dict().items() if k not in metrics} | {
         "learning_rate_initial": exp.learning_rate

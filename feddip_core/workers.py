@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -52,15 +53,17 @@ class Workers:
             process.kill()
         self.threads.shutdown(cancel_futures=True)
         for process in self.processes:
+            process.kill()  # also one that a thread has just started
             process.wait()
-            process.stdin.close()
+            with suppress(OSError):
+                process.stdin.close()
             process.stdout.close()
         self.folder.cleanup()
 
     def train(self, state: State, chosen: list[int]) -> Iterator[dict[str, Tensor]]:
         tensors = to_bytes({k: v.contiguous() for k, v in state.tensors().items()})
         counters = {"t": state.t, "mask_version": state.mask_version}
-        yield from self.threads.map(lambda n: self._train(tensors, counters | {"client": n}), chosen)
+        return self.threads.map(lambda n: self._train(tensors, counters | {"client": n}), chosen)
 
     def _train(self, tensors: bytes, request: dict) -> dict[str, Tensor]:
         process = self.idle.get()
@@ -86,7 +89,7 @@ class Workers:
         # This very package, also if it is not installed; and no more threads than the experiment says.
         path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "feddip_core.workers"]
+        command = [sys.executable, "-P", "-m", "feddip_core.workers"]  # -P: not what the working folder may hold
         # In a session of its own: Ctrl-C is for the server, which then ends its workers.
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
@@ -113,6 +116,7 @@ def _share(federation: Federation, folder: Path) -> dict:
         "folder": str(folder),
         "arrays": {k: (v.shape, str(v.dtype).removeprefix("torch.")) for k, v in arrays.items()},
         "crop_padding": federation.data.crop_padding,
+        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
     }
 
 
@@ -146,6 +150,7 @@ def _receive(pipe: BinaryIO) -> tuple[dict, bytes]:
 def _work(requests: BinaryIO, answers: BinaryIO) -> None:
     order = json.loads(requests.readline())
     exp = Experiment(**order["experiment"])
+    torch.set_default_dtype(getattr(torch, order["dtype"]))
     with computing(exp):
         federation = Federation(exp, _mapped(order))
         while True:
@@ -162,4 +167,7 @@ def _work(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    _work(sys.stdin.buffer, sys.stdout.buffer)
+    # Whatever prints, C libraries too, goes to stderr: the pipe is for answers alone.
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _work(sys.stdin.buffer, pipe)

@@ -1,6 +1,6 @@
-import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +10,7 @@ import pytest
 from filelock import FileLock
 
 from feddip_core import Experiment, batch, records, run
+from feddip_core.data import MINI
 
 SHORT = ["--set", "rounds=2", "local_epochs=1"]
 
@@ -47,10 +48,31 @@ def test_the_runs_of_a_result_notebook():
     assert [seed for *_, seed in found] == [0] * 6 + [1] * 6
 
 
-def test_shards_share_a_batch_out():
-    experiments = list(range(7))
-    parts = [experiments[i - 1 :: n] for i, n in (batch._shard("1/3"), batch._shard("2/3"), batch._shard("3/3"))]
-    assert sorted(itertools.chain(*parts)) == experiments
+def test_shards_share_a_batch_out(tmp_path, capsys):
+    words = ["--methods", "snip", "--seeds", *map(str, range(5)), *SHORT, "--out", str(tmp_path), "--dry-run"]
+    seeds = []
+    for shard in ("1/3", "2/3", "3/3"):
+        assert batch.main([*words, "--shard", shard]) == 0
+        seeds.append(re.findall(r"seed (\d)", capsys.readouterr().out))
+    assert seeds == [["0", "3"], ["1", "4"], ["2"]]
+    assert batch.main([*words, "--shard", "9/9"]) == 0  # more shards than runs
+
+
+def test_settings_from_the_command_line():
+    given = ["learning_rate=1e-3", "rounds=7", "regrowth=dense_memory", "width=0.5"]
+    assert dict(map(batch._setting, given)) == dict(
+        learning_rate=0.001, rounds=7, regrowth="dense_memory", width=0.5
+    )  # fmt: skip
+
+
+def test_data_of_your_own(tmp_path):
+    path = tmp_path / "own.npz"
+    path.write_bytes(MINI.read_bytes())
+    options = batch.parser().parse_args(["--dataset", str(path), "--set", "model=lenet5", "rounds=1"])
+    job = batch.Job(batch.chosen(options)[0], "smoke", tmp_path)
+    assert job.settings == dict(model="lenet5", rounds=1)
+    own = Experiment.preset("smoke", dataset=str(path), method="feddip", **job.settings)
+    assert own.run_id == job.exp.run_id
 
 
 @pytest.mark.parametrize(
@@ -61,6 +83,9 @@ def test_shards_share_a_batch_out():
         (["--set", "rouns=3"], "set: 'rouns' is not allowed; it must be one of batch_size"),
         (["--set", "rounds=many"], "rounds: 'many' is not allowed; it must be a whole number of at least 1"),
         (["--shard", "3/2"], "'3/2' is not allowed; it must be i/n"),
+        (["--set", "model"], "set: 'model' is not allowed; it must be name=value"),
+        (["--set", "width=["], "set: 'width=[' is not allowed; its value is not to be read"),
+        (["--results", "accuracy", "--seeds", "7"], "seeds: [7] is not allowed; the results have (0, 1)"),
         (["--jobs", "0"], "'0' is not allowed; it must be a whole number of at least 1"),
         (["--preset", "tiny"], "invalid choice: 'tiny'"),
         (["--dataset", "none.npz", "--set", "model=lenet5"], "none.npz' is not allowed; there is no such file"),

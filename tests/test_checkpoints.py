@@ -131,3 +131,26 @@ def test_a_checkpoint_holds_tensors_and_plain_data(tmp_path):
     back = checkpoints.load(tmp_path, "key", torch.device("cpu"))
     assert back.plain == {"rows": [{"loss": float("inf")}]}
     assert all(torch.equal(back.tensors[k].nan_to_num(), v.nan_to_num()) for k, v in tensors.items())
+
+
+def test_an_observer_that_stops_early_leaves_the_checkpoint_that_went_further(tiny, tmp_path, monkeypatch):
+    exp = tiny(rounds=3)
+    run(exp, out=tmp_path)
+    run(exp, out=tmp_path, until=1, observe=lambda *_: None)
+    monkeypatch.setattr(Federation, "round", lambda *_: pytest.fail("a round was run"))
+    assert len(run(exp, out=tmp_path).metrics) == 3
+
+
+def test_what_is_done_cannot_be_stopped_earlier(tiny, tmp_path):
+    exp = tiny(rounds=3)
+    run(exp, out=tmp_path, until=2)
+    with pytest.raises(ValueError, match=r"until: 1 is not allowed; .* is at round 2 already"):
+        run(exp, out=tmp_path, until=1)
+
+
+def test_what_a_killed_process_left_half_written_is_swept_up(tiny, tmp_path):
+    exp = tiny(rounds=1)
+    (tmp_path / exp.run_id).mkdir()
+    (tmp_path / exp.run_id / ".checkpoint.safetensors.1.part").write_text("half")
+    run(exp, out=tmp_path)
+    assert not list((tmp_path / exp.run_id).glob(".*.part"))

@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 
 import pytest
@@ -163,3 +164,29 @@ def test_tensors_that_would_crash_it_are_refused(change, message):
     u, x, y = sample(layout, 4, 0.0)
     with pytest.raises(ValueError, match=message):
         kernel(net).gradient(**(dict(u=u, x=x, y=y) | change))
+
+
+def test_crops_and_flips_come_as_views_and_are_taken(tiny):
+    cropped = dataclasses.replace(data.load("fashion_mini"), crop_padding="zeros")
+    weights = {}
+    for gradient in ("native", "eager"):
+        site = Federation(tiny(gradient=gradient, clients=60), cropped)
+        weights[gradient] = site.train_client(site.start(), 0)["w"]
+    torch.testing.assert_close(weights["native"], weights["eager"], rtol=1e-3, atol=1e-5)
+
+
+def test_large_images_need_no_large_stack():
+    net, layout = network(3.0, size=224, channels=3)
+    u, x, y = sample(layout, 3, 0.5, size=224, channels=3)
+    g, expected = kernel(net, size=224, channels=3).gradient(u, x, y)[1], eager_gradient(net, layout, {})(u, x, y)[1]
+    assert (g - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_a_run_is_not_gone_on_with_by_the_other_gradient(empty_cache, monkeypatch, tiny, tmp_path):
+    exp = tiny(rounds=2)
+    run(exp, out=tmp_path, until=1)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    native._library.cache_clear()
+    with pytest.warns(UserWarning, match="no AVX2"), pytest.raises(ValueError, match="begun with the native one"):
+        run(exp, out=tmp_path)
+    assert (tmp_path / exp.run_id / "checkpoint.safetensors").exists()
