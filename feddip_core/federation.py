@@ -310,9 +310,9 @@ def run(
         record = records.Record(experiment, dataset.sha256, out, gradient=federation.gradient_name)
         stack.enter_context(record.alone())
         state, rows = (federation.start(), []) if observe else _begin(federation, record)
-        train = stack.enter_context(_workers(federation, workers)).train if workers > 1 else None
         if until is not None and until < state.t:
             raise ValueError(f"until: {until} is not allowed; {record.folder} is at round {state.t} already")
+        train = stack.enter_context(_workers(federation, workers)).train if workers > 1 else None
         log = stack.enter_context(_Log(record, state, rows, floor=record.earlier if observe else 0))
         bar = stack.enter_context(_bar(federation, progress))
         picture = Live(experiment.method) if not bar.disable and in_notebook() else None
