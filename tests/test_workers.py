@@ -1,7 +1,6 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
@@ -37,17 +36,28 @@ def test_a_run_begun_with_one_goes_on_with_three(tiny, tmp_path):
     assert same(run(exp), run(exp, out=tmp_path, workers=3))
 
 
-def test_a_worker_that_dies_is_replaced_and_its_client_trained_again(tiny, mini):
+# Its answer is larger than a pipe holds, so that one that has been asked cannot have ended before it is read.
+@pytest.mark.parametrize("moment", ["before it is asked", "when it has been asked"])
+def test_a_worker_that_dies_is_replaced_and_its_client_trained_again(tiny, mini, monkeypatch, moment):
     federation = Federation(tiny(clients=60), mini)
     state = federation.start()
     expected = [federation.train_client(state, n)["w"] for n in (3, 4, 5, 6)]
+    receive = workers._receive
     with workers.Workers(federation, 2) as pool:
         first = pool.processes[0]
-        uploads = pool.train(state, [3, 4, 5, 6])
-        time.sleep(2.5)  # by now it trains, or is about to
-        os.kill(first.pid, signal.SIGKILL)
+
+        def kill(pipe):
+            if pipe is first.stdout:
+                os.kill(first.pid, signal.SIGKILL)
+            return receive(pipe)
+
+        if moment == "before it is asked":
+            os.kill(first.pid, signal.SIGKILL)
+        else:
+            monkeypatch.setattr(workers, "_receive", kill)
+        uploads = list(pool.train(state, [3, 4, 5, 6]))
         assert all(torch.equal(upload["w"], w) for upload, w in zip(uploads, expected, strict=True))
-        assert first not in pool.processes
+        assert first not in pool.processes and first.returncode == -signal.SIGKILL
         processes = list(pool.processes)
     assert all(process.returncode is not None for process in processes)
 
