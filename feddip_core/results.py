@@ -21,6 +21,8 @@ PAPER = json.loads((Path(__file__).parent / "assets" / "paper_results.json").rea
 PAPER_DATA = {"fashion_mini": "fashion_mnist"}  # whose numbers of the paper stand beside an embedded data set
 SEEDS = {"paper": (0, 1, 2), "laptop": (0, 1, 2), "smoke": (0, 1)}
 ONE_SMOKE_SEED = ("communication", "paper_vs_code")  # of the results with many runs, to keep theirs under a minute
+GRID = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # on which the paper finds two of its penalties
+GRID_SHARE = 10  # a grid is searched in runs of a tenth of the rounds, with the first seed
 AUTHORS_MEBIBITS = ["downlink_mebibits_authors", "uplink_mebibits_authors"]
 BITS = ["downlink_bits", "uplink_bits"]
 
@@ -46,6 +48,10 @@ RESULTS = {
     "layer_sparsity": lambda dataset: {m: dict(method=m) for m in ("feddip", "dpf")},
     "extreme_sparsity": lambda dataset: {f"{s:g}": dict(sparsity_target=s) for s in extreme_targets(dataset)},
     "paper_vs_code": lambda dataset: SWITCHES,
+    "fedprox_grid": lambda dataset: {
+        f"{mu:g}": dict(method="fedprox", partition="pathological", prox_mu=mu) for mu in GRID
+    },
+    "prunetrain_grid": lambda dataset: {f"{lam:g}": dict(method="prunetrain", lambda_max=lam) for lam in GRID},
 }
 STATISTICS = {
     "last round": lambda accuracy: accuracy.iloc[-1],
@@ -69,9 +75,11 @@ def wanted(result: str, preset: str, dataset: str) -> dict[str, list[Experiment]
     """The runs that a result needs: under each name in its table, one experiment a seed."""
     if result not in RESULTS:
         raise ValueError(f"result: {result!r} is not allowed; it must be one of {', '.join(RESULTS)}")
-    seeds = SEEDS[preset][:1] if preset == "smoke" and result in ONE_SMOKE_SEED else SEEDS[preset]
+    search = result.endswith("_grid")
+    seeds = SEEDS[preset][:1] if search or (preset == "smoke" and result in ONE_SMOKE_SEED) else SEEDS[preset]
+    short = {"rounds": max(Experiment.preset(preset, dataset).rounds // GRID_SHARE, 2)} if search else {}
     return {
-        label: [Experiment.preset(preset, dataset, seed=seed, **changes) for seed in seeds]
+        label: [Experiment.preset(preset, dataset, seed=seed, **changes, **short) for seed in seeds]
         for label, changes in RESULTS[result](dataset).items()
     }
 
