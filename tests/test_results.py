@@ -3,12 +3,15 @@ import matplotlib
 matplotlib.use("Agg")
 
 import math
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
 from feddip_core import Experiment, plots, results, run
+
+OUTPUTS = Path(__file__).parent.parent / "outputs"
 
 
 def rounds_of(label="feddip", seed=0, accuracy=(0.5, 0.7, 0.6), bits=(100, 60, 40), zeros=("1 0", "1 1", "2 3")):
@@ -215,6 +218,14 @@ def test_the_figures_of_feddip_alone(rounds):
     figure = plots.rules(runs, ["feddip", "fedavg", "nothing"], {"feddip": [88.26, 0.09], "feddp": [88.06, 0.08]})
     assert [text.get_text() for text in figure.axes[1].texts] == ["3", "0", "no run"]
     plt.close(figure)
+
+
+def test_a_penalty_is_the_best_of_its_grid():
+    """In the records that README reports, by the statistic of the paper's table."""
+    grid = results.searched("fedprox_grid", "paper", "fashion_mnist", OUTPUTS / "runs", "highest five")["highest five"]
+    assert grid.notna().all()
+    assert float(grid.idxmax()) == results.found("fashion_mnist", "fedprox")["prox_mu"]
+    assert results.found("fashion_mnist", "feddip_prox") == results.found("fashion_mnist", "fedprox")
 
 
 def test_the_headline_has_a_row_for_each_claim_of_the_paper(tmp_path):
