@@ -1,6 +1,7 @@
 """Notebooks keep their template, and every one runs headlessly; nbval compares their outputs in a step of its own."""
 
 import ast
+import re
 from pathlib import Path
 
 import nbformat
@@ -36,37 +37,104 @@ def test_one_parameters_cell_that_papermill_understands(notebook, tmp_path):
     assert "out" in known
 
 
-def test_cells_are_short(notebook):
-    for cell in code(notebook):
-        assert len(cell.source.splitlines()) <= 15, cell.source
-        for node in ast.walk(ast.parse(cell.source)):
-            if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.lineno < 5, f"{node.name} belongs into feddip_core"
+def test_the_template_is_kept(notebook):
+    assert faults(notebook) == []
 
 
-def test_prose_stands_first_and_the_sections_are_there(notebook):
-    assert notebook.cells[0].cell_type == "markdown"
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    for heading in ("# ", "## What we saw", "## Exercises"):
-        assert any(line.startswith(heading) for line in text.splitlines()), heading
-    assert any("assert" in cell.source for cell in code(notebook))
+# Papermill and nbclient hang on these at random.
+FORBIDDEN = {"interact", "interactive", "interact_manual", "interactive_output", "Output"}
 
 
-def test_outputs_are_kept_clean_and_in_order(notebook):
-    cells = [cell for cell in code(notebook) if cell.source]
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    outputs = [output for cell in cells for output in cell.outputs]
-    assert any(output.output_type != "stream" for output in outputs)
-    for output in outputs:
-        assert output.output_type != "error"
-        assert output.get("name") != "stderr", output.get("text")
-        assert "application/vnd.jupyter.widget-view+json" not in output.get("data", {}), "made with progress bars on"
+def faults(notebook) -> list[str]:
+    """What in a notebook is not as the template wants it."""
+    found = []
+    if notebook.cells[0].cell_type != "markdown":
+        found.append("no prose before the first cell")
+    text = [line for cell in notebook.cells if cell.cell_type == "markdown" for line in cell.source.splitlines()]
+    headings = ("# ", "## What we saw", "## Exercises")
+    found += [f"no heading: {h}" for h in headings if not any(line.startswith(h) for line in text)]
+    if not any("assert" in cell.source for cell in code(notebook)):
+        found.append("no assertion")
+    counts = [cell.execution_count for cell in code(notebook) if cell.source]
+    if counts != list(range(1, len(counts) + 1)):
+        found.append(f"execution counts are not in order: {counts}")
+    return found + [fault for cell in code(notebook) for fault in (*source_faults(cell), *output_faults(cell))]
 
 
-def test_no_widget_that_makes_papermill_hang(notebook):
-    for cell in code(notebook):
-        for word in ("interact(", "interactive(", "interact_manual(", "widgets.Output", "import Output"):
-            assert word not in cell.source
+def source_faults(cell) -> list[str]:
+    found = ["over 15 lines"] if len(cell.source.splitlines()) > 15 else []
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    for node in ast.walk(ast.parse(cell.source)):
+        names = {getattr(node, "id", None), getattr(node, "attr", None)}
+        names |= {alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)}
+        found += [f"makes papermill hang: {name}" for name in names & FORBIDDEN]
+        if isinstance(node, functions) and node.end_lineno - node.lineno >= 5:
+            found.append(f"a function of over five lines: {getattr(node, 'name', 'lambda')}")
+    return [f"{fault}: {cell.source[:60]}" for fault in found]
+
+
+def output_faults(cell) -> list[str]:
+    found, pictures = [], 0
+    for output in cell.outputs:
+        data = output.get("data", {})
+        words = output.get("text", "") + str(data.get("text/plain", "")) + str(data.get("text/html", ""))
+        if output.output_type == "error" or "Traceback (most recent call last)" in words:
+            found.append("a traceback")
+        if output.get("name") == "stderr" or re.search(r"\w*Warning:", words):
+            found.append("a warning")
+        if "application/vnd.jupyter.widget-view+json" in data:
+            found.append("made with progress bars on")
+        if "image/png" in data:
+            pictures += 1
+            found += [] if output.metadata.get("image/png", {}).get("alt") else ["a figure without words"]
+    # Whoever only looks at the page, without running it, sees every figure.
+    shown = sum(getattr(node, "attr", None) == "show" for node in ast.walk(ast.parse(cell.source)))
+    if shown and not pictures:
+        found.append("a figure that is not shown")
+    return [f"{fault}: {cell.source[:60]}" for fault in found]
+
+
+def good_notebook():
+    cell = nbformat.v4.new_code_cell("assert plots.show(figure)", execution_count=1)
+    picture = nbformat.v4.new_output("display_data", {"image/png": "…"}, metadata={"image/png": {"alt": "a curve"}})
+    cell.outputs = [picture]
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# A\n## What we saw\n## Exercises"), cell])
+
+
+def warned(text, **kind):
+    return lambda cell: cell.outputs.append(nbformat.v4.new_output("stream", text=text, **kind))
+
+
+@pytest.mark.parametrize(
+    "spoil, fault",
+    [
+        (lambda cell: cell.update(source=cell.source + "\n" * 15 + "1"), "over 15 lines"),
+        (lambda cell: cell.update(source=cell.source + "\ndef f():\n" + "    1\n" * 5), "over five lines: f"),
+        (lambda cell: cell.update(source=cell.source + "\nfrom ipywidgets import interact"), "hang: interact"),
+        (lambda cell: cell.update(source=cell.source + "\nwidgets.Output()"), "hang: Output"),
+        (lambda cell: cell.update(source="plots.show(figure)"), "no assertion"),
+        (lambda cell: cell.update(execution_count=2), "not in order"),
+        (lambda cell: cell.update(outputs=[]), "a figure that is not shown"),
+        (lambda cell: cell.outputs[0].update(metadata={}), "a figure without words"),
+        (warned("x.py:1: UserWarning: no"), "a warning"),
+        (warned("anything", name="stderr"), "a warning"),
+        (warned("Traceback (most recent call last):"), "a traceback"),
+        (lambda cell: cell.outputs.append(nbformat.v4.new_output("error")), "a traceback"),
+    ],
+)
+def test_what_breaks_the_template_is_found(spoil, fault):
+    notebook = good_notebook()
+    assert faults(notebook) == []
+    spoil(notebook.cells[1])
+    assert any(fault in found for found in faults(notebook)), faults(notebook)
+
+
+def test_headings_and_prose_are_asked_for():
+    notebook = good_notebook()
+    notebook.cells[0].source = "# A"
+    assert faults(notebook) == ["no heading: ## What we saw", "no heading: ## Exercises"]
+    notebook.cells.reverse()
+    assert "no prose before the first cell" in faults(notebook)
 
 
 @pytest.fixture(scope="module")
@@ -87,4 +155,5 @@ def test_papermill_runs_it_and_it_leaves_its_results(path, tmp_path, shared_runs
     )  # fmt: skip
     assert not any(output.output_type == "error" for cell in code(executed) for output in cell.outputs)
     assert {".png", ".svg"} <= {p.suffix for p in (out / "figures").rglob("*")}
-    assert {".json", ".csv"} <= {p.suffix for p in shared_runs.rglob("*")}
+    if any(" run(" in cell.source for cell in code(executed)):
+        assert {".json", ".csv"} <= {p.suffix for p in shared_runs.rglob("*")}

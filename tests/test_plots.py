@@ -1,4 +1,5 @@
 import base64
+from types import SimpleNamespace
 
 import matplotlib
 
@@ -8,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from feddip_core import plots
 from feddip_core.experiment import FIXED
@@ -89,3 +91,51 @@ def test_a_saved_figure_has_the_same_bytes_twice(runs, tmp_path):
         plt.close(figure)
     for ending in ("png", "svg"):
         assert (tmp_path / f"a/figure.{ending}").read_bytes() == (tmp_path / f"b/figure.{ending}").read_bytes()
+
+
+def test_a_panel_gives_a_method_its_colour_and_bridges_gaps():
+    table = pd.DataFrame({"FedDIP": [0.1, None, 0.3], "anything": [1.0, 2.0, 3.0]}, index=[1, 2, 3])
+    figure = plots.panels({"left": table, "right": table[["anything"]]}, "round", "accuracy", ylim=(0, 4))
+    left, right = figure.axes
+    assert [line.get_color() for line in left.lines] == [plots.COLOURS["feddip"], plots.SPARE[0]]
+    assert left.lines[0].get_xdata().tolist() == [1, 3]
+    assert (left.get_ylabel(), right.get_title("left"), right.get_ylim()) == ("accuracy", "right", (0, 4))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedDIP", "anything"]
+    plt.close(figure)
+
+
+def test_a_picture_of_weights_leaves_out_what_is_pruned():
+    w = torch.arange(16.0).view(2, 2, 2, 2)
+    picture = plots.pruned_picture(w, w != 5)
+    # Output channels below each other, input channels beside each other, each a 2 × 2 kernel.
+    assert picture[:, :2].tolist() == [[0, 1], [2, 3], [8, 9], [10, 11]]
+    assert np.isnan(picture[0, 3]) and np.isnan(picture).sum() == 1
+    figure = plots.matrices({"w": picture}, numbers=True)
+    assert [text.get_text() for text in figure.axes[0].texts][:4] == ["0", "1", "4", "×"]
+    plt.close(figure)
+
+
+def test_what_clients_hold_is_counted_and_shown():
+    x = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1).expand(4, 1, 2, 2)
+    dataset = SimpleNamespace(x_train=x, y_train=torch.tensor([0, 0, 1, 1]))
+    parts = [torch.tensor([0, 1]), torch.tensor([2, 3])]
+    assert plots.mosaic(x, parts, images=2).tolist() == [[0, 0, 1, 1]] * 2 + [[2, 2, 3, 3]] * 2
+    figure = plots.holdings(dataset, {"split": parts}, images=2)
+    assert [text.get_text() for text in figure.axes[1].texts] == ["2", "2"]
+    plt.close(figure)
+
+
+def test_a_trajectory_has_a_point_a_step_and_falls_at_the_end_of_a_round():
+    paths = {"paper": [0, 0.1, 0.2, 0, 0.1, 0.2], "dense_memory": [0, 0.1, 0.2, 0.2, 0.3, 0.4]}
+    figure = plots.trajectories(paths, steps=2, threshold=0.3)
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 1, 2, 2, 3, 4]
+    plt.close(figure)
+
+
+def test_the_drawing_of_a_round_names_the_bits_of_every_arrow():
+    bits = {n: {"weights": 1000 + n, "mask": 100, "upload": 2000} for n in (3, 7)}
+    figure = plots.one_round(bits)
+    words = "\n".join(text.get_text() for text in figure.axes[0].texts)
+    assert all(word in words for word in ("client 3", "client 7", "1,003 bits", "1,007 bits", "mask 100 bits"))
+    assert words.count("2,000 bits") == 2
+    plt.close(figure)
