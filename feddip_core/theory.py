@@ -1,0 +1,228 @@
+"""Theorem 1, measured: its constants on a real run, and both of its sides (Section V).
+
+f_n is Eq. 8 over all of a client's data at a fixed λ, and f = Σ ρ_n f_n over all N clients. δ_t, γ and σ² are what
+they say they are at the model in question; L, μ and G are suprema over all models, of which a run sees only some: they
+are lower estimates, and so a right side that is made of them is no more than an indication.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from . import masks
+from .experiment import Experiment
+from .local import add_group_penalty_, group_penalty
+from .records import write
+from .schedules import learning_rate_at
+from .streams import global_stream, stream
+
+NAME = "theory.csv"
+METHODS = ("fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox")  # whose objective is Eq. 8
+POWER_ITERATIONS = 10
+
+
+@dataclass(frozen=True)
+class Slope:
+    """f and ∇f at one model, and how far clients and batches are from agreeing on it."""
+
+    f: float
+    g: Tensor  # ∇f = Σ ρ_n ∇f_n
+    squares: float  # Σ ρ_n ‖∇f_n‖²
+    noise: float  # Σ ρ_n σ_n²
+
+    @property
+    def gamma(self) -> float:
+        return gamma(self.squares, self.g)
+
+
+def gamma(squares: float, g: Tensor) -> float:
+    """γ = Σ ρ_n ‖∇f_n‖² / ‖Σ ρ_n ∇f_n‖² (Definition 2), at least 1; exact at one model, unbounded near a minimum."""
+    return squares / float(g.double().square().sum())
+
+
+def client_slope(site, w: Tensor, n: int, t: int, lam: float, statistics: Tensor) -> Slope:
+    """f_n, ∇f_n, and σ_n² = mean_B ‖g_B − ∇f_n‖² over the batches of one epoch; one gradient for each sample."""
+    # An epoch's shuffled batches are each a uniform draw without replacement: σ_n² is unbiased for the run's own noise.
+    gradient, seen, steps, f, squares = site.gradient(statistics.clone()), 0, 0, 0.0, 0.0
+    g, plain = torch.zeros_like(w, dtype=torch.float64), torch.zeros_like(w, dtype=torch.float64)
+    with global_stream(site.device, site.exp.seed, "theory", t, n):
+        for x, y in site.batches(n, t, "theory"):
+            loss, own = gradient(w, x, y)
+            own = own.double()
+            f, squares = f + len(y) * float(loss), squares + float(own.square().sum())
+            g.add_(own, alpha=len(y))
+            plain.add_(own)
+            seen, steps = seen + len(y), steps + 1
+    g /= seen
+    noise = squares / steps - 2 * float(plain @ g) / steps + float(g @ g)
+    add_group_penalty_(g, w.double(), site.layout.layers, lam)
+    f = f / seen + lam * float(group_penalty(w.double(), site.layout.layers))
+    return Slope(f, g, float(g @ g), max(noise, 0.0))
+
+
+def slope(site, w: Tensor, t: int, lam: float, statistics: Tensor) -> Slope:
+    """∇f = Σ ρ_n ∇f_n with ρ_n = D_n / Σ D_j over all N clients; exact, one gradient for each training sample."""
+    total, mean = sum(map(len, site.parts)), torch.zeros_like(w, dtype=torch.float64)
+    f = squares = noise = 0.0
+    for n, part in enumerate(site.parts):
+        rho_n, own = len(part) / total, client_slope(site, w, n, t, lam, statistics)
+        f, squares, noise = f + rho_n * own.f, squares + rho_n * own.squares, noise + rho_n * own.noise
+        mean.add_(own.g, alpha=rho_n)
+    return Slope(f, mean, squares, noise)
+
+
+@torch.no_grad()
+def loss(site, w: Tensor, t: int, lam: float, statistics: Tensor) -> float:
+    """f = Σ ρ_n f_n alone; exact, a forward pass over all training samples."""
+    buffers, total, seen = site.statistics.views(statistics.clone()), 0.0, 0
+    tensors = {**site.layout.views(w), **buffers}
+    for n in range(site.exp.clients):
+        with global_stream(site.device, site.exp.seed, "theory", t, n):
+            for x, y in site.batches(n, t, "theory"):
+                logits = site.kernel.logits(w, x) if site.kernel else functional_call(site.net.train(), tensors, (x,))
+                total, seen = total + float(F.cross_entropy(logits, y, reduction="sum")), seen + len(y)
+    return total / seen + lam * float(group_penalty(w.double(), site.layout.layers))
+
+
+def hessian_vector(gradient: Callable[[Tensor], Tensor], w: Tensor, h: float = 1e-2) -> Callable[[Tensor], Tensor]:
+    """v ↦ ∇²f(ω) v ≈ (∇f(ω + hv) − ∇f(ω − hv)) / 2h; two gradients, where differentiating twice costs forty."""
+    # For a unit v it is also a secant, whose norm never exceeds L, however bent f is between the points. Where f has
+    # kinks, as with ReLU, it feels the jumps of ∇f within h, which differentiating twice does not.
+    return lambda v: (gradient((w + h * v).to(w)) - gradient((w - h * v).to(w))) / (2 * h)
+
+
+def smoothness(product: Callable[[Tensor], Tensor], start: Tensor, iterations: int = POWER_ITERATIONS) -> float:
+    """L ≥ max ‖∇²f(ω) v‖ over the unit v of a power iteration, v ← ∇²f v / ‖∇²f v‖; a lower estimate."""
+    v, largest = start / start.norm(), 0.0
+    for _ in range(iterations):
+        v = product(v)
+        size = float(v.norm())
+        if size == 0:
+            break
+        v, largest = v / size, max(largest, size)
+    return largest
+
+
+def secant(g_a: Tensor, g_b: Tensor, a: Tensor, b: Tensor) -> float:
+    """L ≥ ‖∇f(a) − ∇f(b)‖ / ‖a − b‖; a lower estimate along one line, for two gradients."""
+    distance = float((a.double() - b.double()).norm())
+    return float((g_a - g_b).double().norm()) / distance if distance else float("nan")
+
+
+def steepness(f_a: float, f_b: float, a: Tensor, b: Tensor) -> float:
+    """μ ≥ |f(a) − f(b)| / ‖a − b‖; a lower estimate, for two losses."""
+    distance = float((a.double() - b.double()).norm())
+    return abs(f_a - f_b) / distance if distance else float("nan")
+
+
+def pruning_row(site, state) -> dict:
+    """δ = ‖ω̄ − ω̄′‖² / ‖ω̄‖² of the last round's average, exact, ‖ω̄‖ and √δ ‖ω̄‖; a pass over the weights."""
+    w = site.aggregate
+    delta = masks.pruning_error(site.layout.views(w), state.m or {})
+    norm = float(w.double().norm())
+    return {"delta": delta, "norm": norm, "pruned_norm": delta**0.5 * norm}
+
+
+def constants_row(site, state) -> dict:
+    """All that Theorem 1 asks of one model ω̄′: a gradient and a loss for each sample, twenty for one client's."""
+    began, exp, t = perf_counter(), site.exp, state.t
+    w, lam = site.pruned(state.w, state.m), site.method.lam(state.t)
+    here = slope(site, w, t, lam, state.statistics)
+    kept = site.pruned(here.g, state.m)
+    row = {
+        "lambda_": lam,
+        "learning_rate": learning_rate_at(t, eta_0=exp.learning_rate, decay=exp.learning_rate_decay),
+        "local_steps": exp.local_epochs * max(-(-len(part) // exp.batch_size) for part in site.parts),
+        "loss": here.f,
+        "penalty": float(group_penalty(w.double(), site.layout.layers)),
+        "gradient": float(here.g.norm()),
+        "gradient_kept": float(kept.norm()),
+        "gamma": here.gamma,
+        "noise": here.noise,
+    }
+    n = (t * 7) % exp.clients  # Theorem 1 needs each f_n to be L-smooth, so that any client can speak for L
+    row |= _curvature(site, w, n, t, lam, state.statistics)
+    if site.aggregate is not None:
+        row["loss_dense"] = loss(site, site.aggregate, t, lam, state.statistics)
+        row["steepness"] = steepness(row["loss_dense"], here.f, site.aggregate, w)
+    return row | {"observation_seconds": perf_counter() - began}
+
+
+def _curvature(site, w: Tensor, n: int, t: int, lam: float, statistics: Tensor) -> dict:
+    """L of one client, around ω̄′ in every direction and along the way that pruning has gone."""
+
+    def gradient(u):
+        return client_slope(site, u, n, t, lam, statistics).g
+
+    random = torch.randn(len(w), generator=stream(site.exp.seed, "power iteration", t)).to(w)
+    row = {"client": n, "smoothness": smoothness(hessian_vector(gradient, w), random)}
+    if site.aggregate is not None:
+        row["secant"] = secant(gradient(site.aggregate), gradient(w), site.aggregate, w)
+    return row
+
+
+class Observer:
+    """`run(exp, out, observe=Observer(exp, out))`: a row a round in `out/<run_id>/theory.csv`, and in `table`.
+
+    δ_t and its norms stand in every row, the constants in every `every`-th, in the first and in the last; with
+    every=None there are none. The run's bits are those of a run without it. Killed and called again, it goes on from
+    the run's checkpoint.
+    """
+
+    # With R = 5, every 25th round would only see models that have just lost weights; 24 shares no factor with it.
+    def __init__(self, exp: Experiment, out: str | Path | None = None, every: int | None = 24):
+        if exp.method not in METHODS:
+            raise ValueError(f"method: {exp.method!r} is not allowed; Theorem 1 is about {', '.join(METHODS)}")
+        if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+            raise ValueError(f"every: {every!r} is not allowed; it must be a whole number of at least 1, or None")
+        self.exp, self.every = exp, every
+        self.path = Path(out) / exp.run_id / NAME if out else None
+        self.rows = self._earlier()
+
+    @property
+    def seen(self) -> int:
+        """The last round that it knows, and with it all before."""
+        return len(self.rows) - 1 if self.rows else 0
+
+    @property
+    def table(self) -> pd.DataFrame:
+        return pd.DataFrame(self.rows)
+
+    def __call__(self, site, state) -> None:
+        if state.t == 1:
+            self.rows = [self._row(site, site.start(), first=True)]
+        del self.rows[state.t :]  # of an earlier life that went further than its checkpoint
+        self.rows.append(self._row(site, state))
+        if self.path:
+            write(self.path, self.table.to_csv(index=False, lineterminator="\n", float_format="%.9g"))
+
+    def _row(self, site, state, first: bool = False) -> dict:
+        aggregate = site.aggregate
+        try:
+            site.aggregate = None if first else aggregate
+            pruning = {} if first else pruning_row(site, state)
+            return {"round": state.t} | pruning | (constants_row(site, state) if self._evaluated(state.t) else {})
+        finally:
+            site.aggregate = aggregate
+
+    def _evaluated(self, t: int) -> bool:
+        return self.every is not None and (t % self.every == 0 or t == self.exp.rounds)
+
+    def _earlier(self) -> list[dict]:
+        """The rows of an earlier life, if they are what this one would have seen."""
+        try:
+            table = pd.read_csv(self.path)
+            known = table["gradient"].notna() if "gradient" in table else pd.Series(False, index=table.index)
+            good = table["round"].tolist() == list(range(len(table))) and known.tolist() == [
+                self._evaluated(t) for t in range(len(table))
+            ]
+        except (OSError, ValueError, TypeError, KeyError):
+            return []
+        return table.to_dict("records") if good else []
