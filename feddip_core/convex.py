@@ -5,11 +5,13 @@ stand for an expectation. Clients are drawn as the paper's theory has it, K time
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import torch
 from torch import Tensor
+
+from .theory import Constants
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Bed:
     sigma2: Tensor  # σ_n², of the noise that is added to a client's gradient
     L: float  # the smallest one for which each f_n is L-smooth
     f_star: float  # the minimum of f, or a bound below it
+    d: int  # of ω
     gamma: float = float("inf")  # the supremum of γ(ω), where there is one
     mu: float = float("inf")  # f is μ-Lipschitz; a quadratic is not
 
@@ -56,7 +59,7 @@ def quadratic(A: Tensor, a: Tensor, sigma: float = 0.0) -> Bed:
         inverse = torch.linalg.inv(H)
         bound = float(torch.linalg.eigvalsh(inverse @ (A @ A).mean(0) @ inverse)[-1])
     L = float(torch.linalg.eigvalsh(A)[:, -1].max())
-    return Bed(loss, gradient, rho, torch.full_like(rho, sigma**2), L, f_star, bound)
+    return Bed(loss, gradient, rho, torch.full_like(rho, sigma**2), L, f_star, A.shape[-1], bound)
 
 
 def logistic(x: Tensor, y: Tensor, sigma: float = 0.0) -> Bed:
@@ -76,7 +79,7 @@ def logistic(x: Tensor, y: Tensor, sigma: float = 0.0) -> Bed:
 
     L = float(torch.linalg.eigvalsh(x.transpose(1, 2) @ x)[:, -1].max()) / (4 * D)
     mu = float(x.norm(dim=-1).mean())
-    return Bed(loss, gradient, rho, torch.full_like(rho, sigma**2), L, 0.0, mu=mu)
+    return Bed(loss, gradient, rho, torch.full_like(rho, sigma**2), L, 0.0, x.shape[-1], mu=mu)
 
 
 def random_quadratic(generator: torch.Generator, N: int = 4, d: int = 6, sigma: float = 0.0) -> Bed:
@@ -132,3 +135,9 @@ def feddip(
         })  # fmt: skip
         w = m * mean
     return pd.DataFrame(rows).astype(float)
+
+
+def with_path(c: Constants, bed: Bed, table: pd.DataFrame) -> Constants:
+    """The constants with the gap of a run and, on the ball of radius r that holds it, μ = ‖∇f(0)‖ + L r."""
+    mu = float(bed.at(torch.zeros(bed.d, dtype=torch.float64))[1].norm()) + bed.L * table["reach"].max()
+    return replace(c, gap=table["f"].iloc[0] - bed.f_star, mu=mu)

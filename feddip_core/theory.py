@@ -229,6 +229,24 @@ class Observer:
         return table.to_dict("records") if good else []
 
 
+def variants(preset: str, dataset: str) -> dict[str, dict[str, Experiment]]:
+    """The runs of convergence.ipynb: for each of its questions FedDIP itself, and FedDIP with one setting changed."""
+    base = Experiment.preset(preset, dataset, **(dict(width=0.5) if preset == "smoke" else {}))
+    R = 4 * base.reconfigure_every
+    changes = {
+        "regrowth": {"authors' order": dict(regrowth="authors"), "dense memory": dict(regrowth="dense_memory")},
+        "split": {"Dirichlet(0.5)": dict(partition="dirichlet(0.5)"), "pathological": dict(partition="pathological")},
+        "pruning": {
+            "R = 1": dict(reconfigure_every=1), f"R = {R}": dict(reconfigure_every=R),
+            "s_p = 0.8": dict(sparsity_target=0.8), "s_0 = 0": dict(sparsity_initial=0.0),
+        },
+    }  # fmt: skip
+    return {
+        group: {"FedDIP": base} | {label: base.replace(**own) for label, own in labels.items()}
+        for group, labels in changes.items()
+    }
+
+
 def load(exp: Experiment, folder: str | Path) -> pd.DataFrame:
     """The rounds of a run so far, its metrics beside what an observer saw; empty if there is no record of it.
 

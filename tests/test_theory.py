@@ -251,6 +251,9 @@ def test_the_constants_of_two_quadratics_by_hand():
     apart = convex.quadratic(torch.ones(2, 1, 1).double(), torch.tensor([[1.0], [-1.0]]).double())
     assert apart.f_star == 0.5
     assert apart.gamma == math.inf
+    shifted = convex.quadratic(torch.full((1, 1, 1), 3.0).double(), torch.full((1, 1), 2.0).double())
+    c = convex.with_path(C, shifted, pd.DataFrame({"f": [7.0, 5.0], "reach": [1.0, 4.0]}))
+    assert (c.mu, c.gap, c.K) == (6 + 3 * 4, 7, 5)
 
 
 def test_the_estimators_recover_the_constants_of_the_bed():
@@ -281,10 +284,8 @@ def bound_and_truth(bed, generator, E, eta=None):
     c = theory.Constants(bed.L, 0, bed.gamma, bed.noise, 0, 0, K, E)
     eta = eta or theory.longest_step(c)
     table = convex.feddip(bed, w.expand(48, -1), lambda t, _: eta, 8, K, E, keep, R, generator)
-    # All models lie in a ball around the minimum; on it f is Lipschitz with L times its radius.
-    c = theory.Constants(**vars(c) | {"gap": table["f"][0] - bed.f_star, "mu": bed.L * (table["reach"].max() + 5)})
-    right = sum(theory.repaired_terms(c, table["pruned_norm"].sum(), [eta] * 8).values())
-    return table["gradient2"].mean(), right
+    terms = theory.repaired_terms(convex.with_path(c, bed, table), table["pruned_norm"].sum(), [eta] * 8)
+    return table["gradient2"].mean(), sum(terms.values())
 
 
 @pytest.mark.parametrize("E", [1, 3])
