@@ -525,20 +525,14 @@ def clients_and_pruning(tables: Runs, run: pd.DataFrame) -> Figure:
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.0), layout="constrained")
         for (label, table), (colour, style) in zip(tables.items(), VARIANTS, strict=False):
-            seen = table[table["gamma"].notna()] if "gamma" in table else table.iloc[:0].assign(gamma=0.0)
+            seen = table[table["gamma"].notna()]
             left.plot(seen["round"], seen["gamma"], color=colour, linestyle=style, marker=".", label=label)
         left.set(title="How far clients disagree", xlabel="round", ylabel="$\\gamma$", yscale="log")
         left.legend()
         seen = run[run["gradient"].notna()]
         right.plot(seen["round"], seen["loss"], color=SHADES[1], marker=".", label="after pruning, $f(\\bar\\omega')$")
-        right.plot(
-            seen["round"],
-            seen["loss_dense"],
-            color="#000000",
-            linestyle="--",
-            marker=".",
-            label="before, $f(\\bar\\omega)$",
-        )
+        before = dict(color="#000000", linestyle="--", marker=".", label="before, $f(\\bar\\omega)$")
+        right.plot(seen["round"], seen["loss_dense"], **before)
         right.set(title="The training loss before and after pruning", xlabel="round", ylabel="$f$", ylim=(0, None))
         right.legend()
     return figure
