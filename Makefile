@@ -60,7 +60,7 @@ runs: $(INSTALLED)
 benchmark-flower: $(FLOWER)
 	.venv-flower/bin/python tests/benchmark_flower.py
 
-RESULTS := accuracy communication non_iid layer_sparsity extreme_sparsity paper_vs_code
+RESULTS := accuracy communication non_iid layer_sparsity extreme_sparsity paper_vs_code convergence
 paper-fashion: $(INSTALLED)
 	@mkdir -p outputs/notebooks
 	@set -e; for result in $(RESULTS); do \

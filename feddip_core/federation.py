@@ -125,6 +125,7 @@ class Federation:
         self.uses = models.uses(self.net, dataset.image)
         self.kernel = _kernel(exp, self.net, dataset.image, self.device)
         self.method = METHODS[exp.method](exp, self)
+        self.aggregate: Tensor | None = None  # w̄ of the last round, before it was pruned, for an observer
 
     @property
     def gradient_name(self) -> str:
@@ -145,6 +146,7 @@ class Federation:
         uploads = self._received((train or self.train_clients)(state, chosen), chosen, kept_back, zeros)
         mean = aggregate(uploads, [len(self.parts[n]) for n in chosen])
         w, m, memory = self.method.reconfigure(mean, state, chosen, kept_back)
+        self.aggregate = w
         regrown, dropped = masks.changes(self.full_mask(state.m), self.full_mask(m))
         after = State(
             t + 1, self._remembered(w, m), m, mean["statistics"],
@@ -211,7 +213,7 @@ class Federation:
         exp = self.exp
         eta = learning_rate_at(t, eta_0=exp.learning_rate, decay=exp.learning_rate_decay)
         flat = m and self.layout.flat_mask(m, like=w)
-        gradient = self._gradient(statistics)
+        gradient = self.gradient(statistics)
         return train_(w, flat, gradient, batches, eta, weight_decay=exp.weight_decay, momentum=exp.momentum, **step)
 
     def batches(self, n: int, t: int, purpose: str, epochs: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
@@ -223,9 +225,10 @@ class Federation:
         """The gradient at w on one batch of client n."""
         x, y = next(self.batches(n, t, purpose))
         with global_stream(self.device, self.exp.seed, purpose, t, n):
-            return self._gradient(loss_of=loss_of)(w, x, y)[1]
+            return self.gradient(loss_of=loss_of)(w, x, y)[1]
 
-    def _gradient(self, statistics: Tensor | None = None, loss_of=F.cross_entropy) -> Gradient:
+    def gradient(self, statistics: Tensor | None = None, loss_of=F.cross_entropy) -> Gradient:
+        """(u, x, y) -> loss and ∇loss at u, in training mode; batch norms update these statistics in place."""
         if self.kernel and loss_of is F.cross_entropy:
             return self.kernel.gradient
         if statistics is None:  # those of a network that is not kept
@@ -296,8 +299,8 @@ def run(
     With `out`, the record is kept in `out/<run_id>/` with a checkpoint: called again, the run goes on from there, to
     the same bits. `workers` processes train the clients of a round, to the same bits as one. `until` stops after a
     round of a longer experiment. `observe(federation, state)` is called after every round, so that such a run begins
-    anew instead of going on; a state is never changed, and may be kept. `progress` shows a bar, in a notebook also
-    the curves.
+    anew instead of going on, unless the observer says by an attribute `seen` that it knows the rounds until there; a
+    state is never changed, and may be kept. `progress` shows a bar, in a notebook also the curves.
     """
     _check_device(experiment)
     _check("until", until, until is None or _whole(until, 1, experiment.rounds), f"from 1 to {experiment.rounds}")
@@ -309,7 +312,7 @@ def run(
         federation = Federation(experiment, dataset)
         record = records.Record(experiment, dataset.sha256, out, gradient=federation.gradient_name)
         stack.enter_context(record.alone())
-        state, rows = (federation.start(), []) if observe else _begin(federation, record)
+        state, rows = _begin(federation, record, getattr(observe, "seen", 0) if observe else experiment.rounds)
         if until is not None and until < state.t:
             raise ValueError(f"until: {until} is not allowed; {record.folder} is at round {state.t} already")
         train = stack.enter_context(_workers(federation, workers)).train if workers > 1 else None
@@ -319,9 +322,10 @@ def run(
         bar.update(state.t)
         while state.t < (until or experiment.rounds) and not (rows and records.diverged(rows[-1])):
             state, row = federation.round(state, train)
-            log.add(state, row)
+            # Before the log: what a checkpoint has behind it, the observer has seen, whenever the process is killed.
             if observe:
                 observe(federation, state)
+            log.add(state, row)
             if picture:
                 picture.show(rows)
             bar.set_postfix(accuracy=f"{row['test_accuracy']:.3f}", sparsity=f"{row['sparsity']:.3f}", refresh=False)
@@ -388,10 +392,10 @@ def _key(record: records.Record) -> str:
     return " ".join([record.exp.run_id, str(REVISION), *record.provenance["data_sha256"].values()])
 
 
-def _begin(federation: Federation, record: records.Record) -> tuple[State, list[dict]]:
-    """Where the last checkpoint stands, or the beginning."""
-    last = checkpoints.load(record.folder, _key(record), federation.device) if record.folder else None
-    if last is None:
+def _begin(federation: Federation, record: records.Record, latest: int) -> tuple[State, list[dict]]:
+    """Where the last checkpoint stands, or the beginning if there is none or it is of a later round than `latest`."""
+    last = checkpoints.load(record.folder, _key(record), federation.device) if record.folder and latest else None
+    if last is None or last.plain["t"] > latest:
         return federation.start(), []
     plain = last.plain
     was = plain["provenance"]["gradient"]

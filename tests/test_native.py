@@ -145,8 +145,8 @@ def test_other_networks_and_devices_have_none(model, device, reason):
 
 def test_another_loss_is_left_to_pytorch(tiny):
     federation = Federation(tiny(), data.load("fashion_mini"))
-    assert federation._gradient() == federation.kernel.gradient
-    assert federation._gradient(loss_of=F.nll_loss) != federation.kernel.gradient
+    assert federation.gradient() == federation.kernel.gradient
+    assert federation.gradient(loss_of=F.nll_loss) != federation.kernel.gradient
 
 
 @pytest.mark.parametrize(
