@@ -226,6 +226,9 @@ def test_a_penalty_is_the_best_of_its_grid():
     assert grid.notna().all()
     assert float(grid.idxmax()) == results.found("fashion_mnist", "fedprox")["prox_mu"]
     assert results.found("fashion_mnist", "feddip_prox") == results.found("fashion_mnist", "fedprox")
+    grid = results.searched("prunetrain_grid", "paper", "fashion_mnist", OUTPUTS / "runs", "last five")
+    best = grid.loc[grid["final sparsity"] > 0.1, "last five"].idxmax()  # less than that is a channel or two
+    assert float(best) == results.found("fashion_mnist", "prunetrain")["lambda_max"]
 
 
 def test_the_headline_has_a_row_for_each_claim_of_the_paper(tmp_path):
