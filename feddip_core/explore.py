@@ -168,15 +168,19 @@ class Explorer:
             widgets.HTML(f'<img alt="" src="{DOT}" onload="{escape(NAME_SLIDERS)}">'),
         ])  # fmt: skip
 
-    def _button(self, text: str, note: widgets.HTML, action: Callable[[], str], style: str = "") -> widgets.Button:
+    def _button(
+        self, text: str, note: widgets.HTML, action: Callable[[], str | None], style: str = ""
+    ) -> widgets.Button:
         button = widgets.Button(description=text, button_style=style)
         button.on_click(lambda _: self._attempt(note, action))
         return button
 
     def _attempt(self, note: widgets.HTML, action: Callable[..., str | None], *args) -> None:
         """Do it, and say beside the control what came of it or what was wrong."""
+        note.value = ""  # beforehand: what a training says that has just begun must not be wiped away
         try:
-            note.value = said(action(*args) or "")
+            if text := action(*args):
+                note.value = said(text)
         except (ValueError, RuntimeError, OSError) as error:
             note.value = wrong(error)
 
@@ -243,7 +247,7 @@ class Explorer:
 
     # Training.
 
-    def train(self) -> str:
+    def train(self) -> None:
         """Begin to train the experiment that the controls describe, in the background."""
         if self.training and not self.training.over:
             raise RuntimeError("A run is being trained; stop it first, or wait for it.")
@@ -251,14 +255,12 @@ class Explorer:
             raise ValueError("Not trained: a setting above is not allowed.")
         self.training = Training(self.exp, self._watch)
         self.training.thread.start()
-        return ""
 
-    def stop(self) -> str:
+    def stop(self) -> None:
         """End the training before its next client; the rounds that are done are kept."""
         if not self.training or self.training.over:
             raise RuntimeError("Nothing is being trained.")
         self.training.stopping.set()
-        return "Stopping."
 
     def wait(self) -> Trained:
         """Until the training is over; its run, or the error that ended it."""
@@ -401,7 +403,7 @@ class Explorer:
 def control(kind: type, description: str, **how) -> widgets.Widget:
     """A control with a name; it reports a value when the user has settled on it."""
     settled = {"continuous_update": False} if "continuous_update" in kind.class_trait_names() else {}
-    look = dict(style={"description_width": "11em"}, layout=dict(flex="0 0 32em"))
+    look = dict(style={"description_width": "11em"}, layout=dict(width="32em", flex="0 0 auto"))
     return kind(description=description, tooltip=description, **settled, **look, **how)
 
 
