@@ -142,10 +142,16 @@ class Explorer:
         self.folder.observe(lambda _: self._attempt(self.record_note, self._list_records), "value")
 
     def _make_viewer(self) -> None:
-        self.layer, self.round = control(widgets.Dropdown, "Layer"), control(widgets.IntSlider, "After round", max=0)
-        self.mask_view = widgets.HTML()
-        for widget in (self.layer, self.round):
-            widget.observe(lambda _: self._show_mask(), "value")
+        self.layer, self.mask_view = control(widgets.Dropdown, "Layer"), widgets.HTML()
+        self.layer.observe(lambda _: self._show_mask(), "value")
+        self.viewer = widgets.VBox()
+        self._make_round_slider(1)
+
+    def _make_round_slider(self, last: int) -> None:
+        # A new one for each run: the End key of a slider whose range has changed still goes to the end it had at first.
+        self.round = control(widgets.IntSlider, "After round", max=last, value=last)
+        self.round.observe(lambda _: self._show_mask(), "value")
+        self.viewer.children = [self.layer, self.round, self.mask_view]
 
     def _page(self) -> widgets.VBox:
         settings = [widgets.HBox([widget, self.notes[name]]) for name, widget in self.controls.items()]
@@ -160,11 +166,10 @@ class Explorer:
             self.folder, self._button("Save run", self.record_note, self.save), self.record_note,
         ])  # fmt: skip
         opened = widgets.HBox([self.record, self._button("Open record", self.record_note, self.open)])
-        viewer = [self.layer, self.round, self.mask_view]
         return widgets.VBox([
             heading("Settings"), *settings, heading("What it will do and cost"), self.plan_view,
             heading("Train"), buttons, self.progress, heading("Runs"), self.compare_view, self.choice, managed,
-            saved, opened, heading("Masks"), *viewer,
+            saved, opened, heading("Masks"), self.viewer,
             widgets.HTML(f'<img alt="" src="{DOT}" onload="{escape(NAME_SLIDERS)}">'),
         ])  # fmt: skip
 
@@ -377,8 +382,7 @@ class Explorer:
         self.layer.options = layers
         if layers:
             self.layer.value = before if before in layers else layers[0]
-            self.round.max = len(run.masks) - 1
-            self.round.value = self.round.max
+            self._make_round_slider(len(run.masks) - 1)
         self._show_mask()
 
     def _show_mask(self) -> None:
