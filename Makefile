@@ -6,6 +6,7 @@
 # make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
 # make paper-fashion   every table and figure of the paper on Fashion-MNIST, from the records in outputs/runs
+# make site        the notebooks as they were executed, as a static site in outputs/site that opens from disk
 # make notebooks   run the notebooks in place, to renew the outputs they carry
 
 PYTHON ?= python3
@@ -30,7 +31,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce test lab benchmark benchmark-flower runs paper-fashion notebooks clean
+.PHONY: reproduce test lab benchmark benchmark-flower runs paper-fashion site notebooks clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -44,7 +45,7 @@ reproduce: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest tests
+	$(BIN)/pytest -rs tests
 	$(QUIET) $(BIN)/pytest --nbval --nbval-current-env --nbval-cell-timeout 300 notebooks
 
 lab: $(INSTALLED)
@@ -70,6 +71,9 @@ paper-fashion: $(INSTALLED)
 	$(BIN)/python .ci/readme.py
 	@echo "From nothing: make runs PRESET=paper SEEDS='0 1 2' OPTIONS='--results all', 60 runs of about twenty minutes."
 
+site: $(INSTALLED)
+	$(BIN)/python .ci/gallery.py
+
 notebooks: $(INSTALLED)
 	@set -e; for notebook in $(NOTEBOOKS); do \
 	  $(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN $$notebook; \
@@ -90,4 +94,4 @@ $(FLOWER): .ci/lock-flower.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-flower outputs/notebooks
+	rm -rf .venv .venv-flower outputs/notebooks outputs/site outputs/screenshots

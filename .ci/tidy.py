@@ -1,4 +1,7 @@
-"""Take out of notebooks what changes with every run and is no result: execution times, kernel versions."""
+"""Take out of notebooks what changes with every run and is no result: execution times, kernel versions, widgets.
+
+A widget without its kernel is an error message; the picture that stands beside it in the output stays.
+"""
 
 import sys
 
@@ -13,4 +16,7 @@ for path in sys.argv[1:]:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         cell.metadata.pop("papermill", None)
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output.data.pop("application/vnd.jupyter.widget-view+json", None)
     nbformat.write(notebook, path)

@@ -169,6 +169,15 @@ def one_run(metrics: pd.DataFrame, method: str, sizes: Mapping[str, int], dense_
     return figure
 
 
+def planned(plan: pd.DataFrame, method: str) -> Figure:
+    """What a run will do and cost, before it is trained."""
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+        schedules(left, plan, method)
+        cost(right, plan, plan["dense_bits"].iloc[0], method)
+    return figure
+
+
 def side_by_side(runs: Runs) -> Figure:
     """Accuracy by round, and accuracy by what was sent until then, both ways."""
     with plt.rc_context(STYLE):

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from feddip_core import Experiment, data, run
+from feddip_core.explore import Explorer
 from feddip_core.federation import SAVING_SHARE, Federation, State, _Log
 from feddip_core.records import Record, provenance, write
 from feddip_core.streams import stream
@@ -212,6 +213,19 @@ def start_up(repeat: int) -> list[dict]:
     return rows
 
 
+def sliders(repeat: int) -> list[dict]:
+    """From the move of a slider of the explorer to the new picture of its schedules and cost, in the kernel."""
+    rows = []
+    for T, R in ((16, 2), (200, 1)):
+        explorer, times = Explorer(Experiment.preset("smoke", rounds=T, reconfigure_every=R)), []
+        for i in range(4 * repeat):
+            began = time.perf_counter()
+            explorer.controls["sparsity_target"].value = 0.8 + 0.01 * (i % 10)
+            times.append(time.perf_counter() - began)
+        rows.append(row("a slider of the explorer", f"T = {T}, R = {R}", statistics.median(times)))
+    return rows
+
+
 GROWTH = {
     "clients N": [dict(clients=n) for n in (10, 100, 1000)],
     "clients a round K": [dict(clients_per_round=k) for k in (2, 4, 8)],
@@ -281,7 +295,7 @@ def main():
     made = provenance(Experiment(**PAPER))
     machine = f"{made['cpu']}; torch {made['packages']['torch']}; one thread a process; medians, n = {repeat}; "
     machine += f"commit {made['commit']}, {made['started']}"
-    rows = [*a_round(repeat), *workers(repeat), *side_by_side(repeat), *start_up(repeat), *growth()]
+    rows = [*a_round(repeat), *workers(repeat), *side_by_side(repeat), *start_up(repeat), *sliders(repeat), *growth()]
     OUT.mkdir(parents=True, exist_ok=True)
     write(OUT / "benchmark.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
     write(OUT / "benchmark.md", table(rows, machine))

@@ -3,6 +3,9 @@ import os
 # Progress bars of a notebook are output too, and would differ from run to run.
 os.environ.setdefault("TQDM_DISABLE", "1")
 
+import importlib
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -20,3 +23,13 @@ def tiny():
         return Experiment.preset("smoke", method=method, **(defaults | settings))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The first page of the gallery, built once for all tests."""
+    root = Path(__file__).parent.parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(root / ".ci")
+        gallery = importlib.import_module("gallery")
+    return gallery.build(sorted((root / "notebooks").glob("*.ipynb")), tmp_path_factory.mktemp("site") / "site")
