@@ -20,3 +20,11 @@ def tiny():
         return Experiment.preset("smoke", method=method, **(defaults | settings))
 
     return make
+
+
+@pytest.fixture
+def double_precision():
+    """Training is chaotic: in single precision two right programs drift apart within a few rounds."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
