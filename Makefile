@@ -3,6 +3,7 @@
 # make lab         JupyterLab on the collection
 # make benchmark   a round against a bare PyTorch loop; workers, start-up, growth; results in outputs/benchmarks
 # make benchmark-flower   a round against one of Flower's simulation, in an environment of its own
+# make benchmark-scale    what the paper's three experiments take: an hour or more, one full-size round of each
 # make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
 # make paper-fashion   every table and figure of the paper on Fashion-MNIST, from the records in outputs/runs
@@ -30,7 +31,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce test lab benchmark benchmark-flower runs paper-fashion notebooks clean
+.PHONY: reproduce test lab benchmark benchmark-flower benchmark-scale runs paper-fashion notebooks clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -56,6 +57,9 @@ benchmark: $(INSTALLED)
 runs: $(INSTALLED)
 	$(BIN)/python -m feddip_core.batch --preset $(PRESET) --dataset $(DATASET) --methods $(METHODS) --seeds $(SEEDS) \
 	  --partitions $(PARTITIONS) --rules $(RULES) --jobs $(JOBS) $(OPTIONS)
+
+benchmark-scale: $(INSTALLED)
+	$(BIN)/python tests/benchmark_scale.py
 
 benchmark-flower: $(FLOWER)
 	.venv-flower/bin/python tests/benchmark_flower.py
