@@ -3,6 +3,7 @@
 # make lab         JupyterLab on the collection
 # make benchmark   a round against a bare PyTorch loop; workers, start-up, growth; results in outputs/benchmarks
 # make benchmark-flower   a round against one of Flower's simulation, in an environment of its own
+# make benchmark-scale    what the paper's three experiments take: an hour or more, one full-size round of each
 # make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
 # make paper-fashion   every table and figure of the paper on Fashion-MNIST, from the records in outputs/runs
@@ -21,6 +22,9 @@ export PYDEVD_DISABLE_FILE_VALIDATION := 1
 # Progress bars would be part of a notebook's output, and different every time.
 QUIET := TQDM_DISABLE=1
 
+# Over the cores, a file of tests at a time: a notebook's cells belong together.
+SPREAD := -n logical --maxprocesses 4 --dist loadfile
+
 # Of `make runs`.
 PRESET ?= smoke
 DATASET ?= $(if $(filter smoke,$(PRESET)),fashion_mini,fashion_mnist)
@@ -31,7 +35,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce test lab benchmark benchmark-flower runs paper-fashion site notebooks clean
+.PHONY: reproduce test lab benchmark benchmark-flower benchmark-scale runs paper-fashion site notebooks clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -45,8 +49,8 @@ reproduce: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest -rs tests
-	$(QUIET) $(BIN)/pytest --nbval --nbval-current-env --nbval-cell-timeout 300 notebooks
+	$(BIN)/pytest -rs $(SPREAD) tests
+	$(QUIET) $(BIN)/pytest $(SPREAD) --nbval --nbval-current-env --nbval-cell-timeout 300 notebooks
 
 lab: $(INSTALLED)
 	$(BIN)/jupyter lab --notebook-dir=notebooks
@@ -57,6 +61,9 @@ benchmark: $(INSTALLED)
 runs: $(INSTALLED)
 	$(BIN)/python -m feddip_core.batch --preset $(PRESET) --dataset $(DATASET) --methods $(METHODS) --seeds $(SEEDS) \
 	  --partitions $(PARTITIONS) --rules $(RULES) --jobs $(JOBS) $(OPTIONS)
+
+benchmark-scale: $(INSTALLED)
+	$(BIN)/python tests/benchmark_scale.py
 
 benchmark-flower: $(FLOWER)
 	.venv-flower/bin/python tests/benchmark_flower.py

@@ -98,6 +98,13 @@ def _real(default, low, high, note, open_low=False, open_high=False):
     return field(default=default, metadata=dict(parse=parse, allowed=f"a number in {left}, {right}", note=note))
 
 
+def _flag(default, note):
+    def parse(value):
+        return value if isinstance(value, bool) else None
+
+    return field(default=default, metadata=dict(parse=parse, allowed="True or False", note=note))
+
+
 def _choice(default, options, note):
     def parse(value):
         return value if value in tuple(options) else None
@@ -129,6 +136,12 @@ class Experiment:
     )  # fmt: skip
     model: str = _choice(None, ("lenet5", "alexnet", "resnet18"), "the network; by default the data set's own")
     width: float = _real(1.0, 0, 8, "factor on the network's channels; 1 is the paper's", open_low=True)
+    norm: str = _choice("batch", ("batch", "group"), "of ResNet-18; the paper's is batch norm")
+    batch_norm: str = _choice(
+        "average",
+        ("average", "local", "frozen"),
+        "averaged, each client's own, or as the first round left it",
+    )
     partition: str = _matching(
         "iid", r"iid|pathological|shards|dirichlet\((\d+\.?\d*|\.\d+)(e-?\d+)?\)",
         "one of iid, pathological, shards, dirichlet(alpha) with a positive alpha, such as dirichlet(0.5)",
@@ -161,6 +174,11 @@ class Experiment:
     seed: int = _whole(0, 0, "of every random stream")
     device: str = _matching("cpu", r"cpu|cuda(:\d+)?", "one of cpu, cuda, cuda:<number>", "where tensors live")
     gradient: str = _choice("auto", ("auto", "eager", "native"), "PyTorch's, or the compiled one of LeNet-5")
+    precision: str = _choice("float32", ("float32", "bfloat16"), "of a client's forward pass; weights stay in float32")
+    tf32: bool = _flag(False, "let a GPU round the factors of its products to ten bits")
+    channels_last: bool = _flag(False, "images in memory by pixel, as a GPU's convolutions like them")
+    torch_compile: bool = _flag(False, "a client's forward and backward pass through torch.compile")
+    stacked: bool = _flag(False, "the clients of a round as one computation, for small networks on a GPU")
     threads: int = _whole(1, 1, "CPU threads; small convolutions only lose by more than one")
 
     def __post_init__(self):
@@ -224,6 +242,16 @@ class Experiment:
             refuse("sparsity_initial", f"it must be at most sparsity_target, {self.sparsity_target}")
         if self.partition.startswith("dirichlet") and not 0 < self.dirichlet_alpha <= 1e6:
             refuse("partition", "alpha must be a number in (0, 1e+06]")
+        if self.norm != "batch" and self.model != "resnet18":
+            refuse("norm", f"{self.model} has no norms")
+        if self.batch_norm != "average" and (self.model, self.norm) != ("resnet18", "batch"):
+            refuse("batch_norm", "only resnet18 has batch norms, and only with norm='batch'")
+        if self.stacked and (self.model == "alexnet" or (self.model, self.norm) == ("resnet18", "batch")):
+            refuse(
+                "stacked", "it needs a network without dropout and batch norms: lenet5, or resnet18 with norm='group'"
+            )
+        if self.gradient == "native" and (self.stacked or self.torch_compile or self.precision != "float32"):
+            refuse("gradient", "stacked, torch_compile and bfloat16 are PyTorch's")
         groups = CLASSES.get(self.dataset, 0) // 2
         if self.partition == "pathological" and groups and self.clients % groups:
             refuse("clients", f"the pathological partition of {self.dataset} needs a multiple of {groups}")
@@ -274,7 +302,8 @@ class Experiment:
             return {"dataset": list(TABLE_II)}
         paper = Experiment.preset("paper", dataset=self.dataset, method=self.method)
         # The paper names no seed, and uses two partitions.
-        free = ("seed", "device", "gradient", "threads", "partition", "rules")
+        free = {"seed", "partition", "rules", "device", "gradient", "threads"}
+        free |= {"channels_last", "torch_compile", "stacked"}  # another order of the same sums
         return {k: v for k, v in paper.to_dict().items() if k not in free and getattr(self, k) != v}
 
     @classmethod

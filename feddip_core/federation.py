@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from . import checkpoints, communication, data, masks, models, native, records
 from .experiment import REVISION, Experiment
 from .live import Live, in_notebook
-from .local import Gradient, eager_gradient, train_
+from .local import Gradient, Term, eager_gradient, forward_of, row_by_row, stacked_gradient, train_
 from .masks import Mask
 from .methods import METHODS
 from .schedules import learning_rate_at
@@ -45,12 +45,14 @@ class State:
     mask_version: int = 0
     held: tuple[int, ...] = ()  # for each client, the version of the mask that it was sent last
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # what a method keeps from round to round
+    norms: Tensor = field(default_factory=lambda: torch.empty(0))  # a row for each client, if its norms are its own
 
     def tensors(self) -> dict[str, Tensor]:
         """All of the state but its two counters, as named tensors."""
         parts = {"mask": self.m or {}, "memory": self.memory}
         named = {f"{part}/{k}": v for part, tensors in parts.items() for k, v in tensors.items()}
-        return {"w": self.w, "statistics": self.statistics, "held": torch.tensor(self.held)} | named
+        whole = {"w": self.w, "statistics": self.statistics, "held": torch.tensor(self.held), "norms": self.norms}
+        return whole | named
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], t: int, mask_version: int) -> "State":
@@ -59,8 +61,9 @@ class State:
         def part(name):
             return {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")}
 
-        held = tuple(tensors["held"].tolist())
-        return cls(t, tensors["w"], part("mask") or None, tensors["statistics"], mask_version, held, part("memory"))
+        held, norms = tuple(tensors["held"].tolist()), tensors.get("norms", torch.empty(0))
+        m = part("mask") or None
+        return cls(t, tensors["w"], m, tensors["statistics"], mask_version, held, part("memory"), norms)
 
 
 # How the clients of a round are trained: their uploads, in their order.
@@ -119,11 +122,16 @@ class Federation:
         self.data = dataset.to(self.device)
         self.parts = [i.to(self.device) for i in data.partition(dataset.y_train, exp.partition, exp.clients, exp.seed)]
         with global_stream(torch.device("cpu"), exp.seed, "initial weights"):
-            self.net = models.build(exp.model, dataset.num_classes, exp.width, **dataset.image).to(self.device)
+            net = models.build(exp.model, dataset.num_classes, exp.width, exp.norm, **dataset.image)
+        self.net = net.to(self.device)
         self.layout = models.Layout.of(self.net)
         self.statistics = models.Layout.of_statistics(self.net)
         self.uses = models.uses(self.net, dataset.image)
         self.kernel = _kernel(exp, self.net, dataset.image, self.device)
+        self.forward = forward_of(self.net, self.layout, exp.precision, exp.channels_last, exp.torch_compile)
+        self.own_norms = exp.batch_norm == "local"
+        places = [i for k in models.norm_names(self.net) for i in self.layout.span(k)] if self.own_norms else []
+        self.norms = torch.tensor(places, dtype=torch.int64, device=self.device)
         self.method = METHODS[exp.method](exp, self)
         self.aggregate: Tensor | None = None  # w̄ of the last round, before it was pruned, for an observer
 
@@ -137,13 +145,14 @@ class Federation:
         statistics = self.statistics.flat(dict(self.net.named_buffers())).to(self.device)
         w, m, memory = self.method.start(w)
         held = (0 if self.method.all_hold_first_mask else -1,) * self.exp.clients
-        return State(0, self._remembered(w, m), m, statistics, held=held, memory=memory)
+        norms = torch.cat([w[self.norms], statistics]).repeat(self.exp.clients if self.own_norms else 0, 1)
+        return State(0, self._remembered(w, m), m, statistics, held=held, memory=memory, norms=norms)
 
     def round(self, state: State, train: Train | None = None) -> tuple[State, dict]:
         """One pass of Algorithm 1's outer loop, and what was measured on the way."""
         began, exp, t = time.perf_counter(), self.exp, state.t
-        chosen, kept_back, zeros = self.select(t), {}, []
-        uploads = self._received((train or self.train_clients)(state, chosen), chosen, kept_back, zeros)
+        chosen, kept_back, norms, zeros = self.select(t), {}, state.norms.clone(), []
+        uploads = self._received((train or self.train_clients)(state, chosen), chosen, kept_back, norms, zeros)
         mean = aggregate(uploads, [len(self.parts[n]) for n in chosen])
         w, m, memory = self.method.reconfigure(mean, state, chosen, kept_back)
         self.aggregate = w
@@ -152,6 +161,7 @@ class Federation:
             t + 1, self._remembered(w, m), m, mean["statistics"],
             mask_version=state.mask_version + bool(regrown or dropped),
             held=tuple(state.mask_version if n in chosen else v for n, v in enumerate(state.held)), memory=memory,
+            norms=norms,
         )  # fmt: skip
         accuracy, loss = self.evaluate(after)
         n, billed = self.layout.size, self.method.billed_sparsity(state)
@@ -181,40 +191,76 @@ class Federation:
         return sorted(order[: self.exp.clients_per_round].tolist())
 
     def train_clients(self, state: State, chosen: list[int]) -> Iterator[dict[str, Tensor]]:
-        """One after the other, here."""
-        return (self.train_client(state, n) for n in chosen)
+        """One after the other, here; or those with as many samples side by side."""
+        if not self.exp.stacked:
+            return (self.train_client(state, n) for n in chosen)
+        alike: dict[int, list[int]] = {}
+        for n in chosen:
+            alike.setdefault(len(self.parts[n]), []).append(n)
+        done = {n: upload for group in alike.values() for n, upload in self._train_stacked(state, group)}
+        return (done[n] for n in chosen)
 
-    def _received(self, uploads, chosen: list[int], kept_back: dict, zeros: list) -> Iterator[dict[str, Tensor]]:
+    def _received(
+        self, uploads, chosen: list[int], kept_back: dict, norms: Tensor, zeros: list
+    ) -> Iterator[dict[str, Tensor]]:
         """One upload after the other, less what a client keeps back; and the fraction of zeros in each."""
         for n, upload in zip(chosen, uploads, strict=True):
             if "kept back" in upload:
                 kept_back[n] = upload.pop("kept back")
+            if self.own_norms:
+                # They stay with the client. For the server's test alone the average has them, as if they were sent.
+                norms[n] = torch.cat([upload["w"][self.norms], upload["statistics"]])
             zeros.append((upload["w"] == 0).double().mean())
             yield upload
 
     def train_client(self, state: State, n: int) -> dict[str, Tensor]:
         """What client n uploads: its weights, its batch-norm statistics, its mean training loss."""
-        exp, t = self.exp, state.t
-        m = self.method.client_mask(state, n)
-        start = self.pruned(state.w, m)
-        # Copies, since the steps change them in place, while a proximal term goes on looking at the start.
-        w = state.w.clone() if self.method.feedback else start.clone()
-        statistics = state.statistics.clone()
-        terms = self.method.terms(t, start)
-        samples = self.batches(n, t, "batches", exp.local_epochs)
-        with global_stream(self.device, exp.seed, "dropout", t, n):
+        t = state.t
+        w, statistics, m, terms = self._ready(state, n)
+        samples = self.batches(n, t, "batches", self.exp.local_epochs)
+        with global_stream(self.device, self.exp.seed, "dropout", t, n):
             loss = self.train_(w, m, samples, t, statistics, terms=terms, feedback=self.method.feedback)
         return self.method.finish({"w": w, "statistics": statistics, "loss": loss}, terms, m, state, n)
+
+    def _ready(self, state: State, n: int) -> tuple[Tensor, Tensor, Mask | None, list[Term]]:
+        """What client n begins a round with: weights and statistics to change in place, its mask, its terms."""
+        m, w = self.method.client_mask(state, n), state.w
+        statistics = state.statistics.clone()
+        if self.own_norms:
+            w = w.clone()
+            w[self.norms], statistics = state.norms[n].split([len(self.norms), len(statistics)])
+            statistics = statistics.clone()
+        start = self.pruned(w, m)
+        # Copies, since the steps change them in place, while a proximal term goes on looking at the start.
+        return (w if self.method.feedback else start).clone(), statistics, m, self.method.terms(state.t, start)
+
+    def _train_stacked(self, state: State, chosen: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Clients with as many samples, as rows of one computation; each with what it uploads."""
+        t, ready = state.t, [self._ready(state, n) for n in chosen]
+        w, statistics, own_masks, terms = (list(part) for part in zip(*ready, strict=True))
+        samples = zip(*(self.batches(n, t, "batches", self.exp.local_epochs) for n in chosen), strict=True)
+        batches = ([torch.stack(part) for part in zip(*of_all, strict=True)] for of_all in samples)
+        rows = torch.stack(w)
+        m = None if own_masks[0] is None else torch.stack([self.layout.flat_mask(m, like=w[0]) for m in own_masks])
+        gradient = stacked_gradient(self.forward)
+        losses = self._steps(rows, m, gradient, batches, t, terms=[row_by_row(terms)], feedback=self.method.feedback)
+        for i, n in enumerate(chosen):
+            upload = {"w": rows[i], "statistics": statistics[i], "loss": losses[i]}
+            yield n, self.method.finish(upload, terms[i], own_masks[i], state, n)
 
     def train_(
         self, w: Tensor, m: Mask | None, batches, t: int = 0, statistics: Tensor | None = None, **step
     ) -> Tensor:
         """Take a step on each batch, as round t does, and return their mean loss."""
+        flat = m and self.layout.flat_mask(m, like=w)
+        # From the second round on, frozen norms use what the first has left in place of a batch's own.
+        training = self.exp.batch_norm != "frozen" or t == 0
+        return self._steps(w, flat, self.gradient(statistics, training=training), batches, t, **step)
+
+    def _steps(self, w: Tensor, m: Tensor | None, gradient: Gradient, batches, t: int, **step) -> Tensor:
         exp = self.exp
         eta = learning_rate_at(t, eta_0=exp.learning_rate, decay=exp.learning_rate_decay)
-        flat = m and self.layout.flat_mask(m, like=w)
-        gradient = self.gradient(statistics)
-        return train_(w, flat, gradient, batches, eta, weight_decay=exp.weight_decay, momentum=exp.momentum, **step)
+        return train_(w, m, gradient, batches, eta, weight_decay=exp.weight_decay, momentum=exp.momentum, **step)
 
     def batches(self, n: int, t: int, purpose: str, epochs: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """Client n's samples in an order that belongs to this round and purpose."""
@@ -227,13 +273,14 @@ class Federation:
         with global_stream(self.device, self.exp.seed, purpose, t, n):
             return self.gradient(loss_of=loss_of)(w, x, y)[1]
 
-    def gradient(self, statistics: Tensor | None = None, loss_of=F.cross_entropy) -> Gradient:
-        """(u, x, y) -> loss and ∇loss at u, in training mode; batch norms update these statistics in place."""
+    def gradient(self, statistics: Tensor | None = None, loss_of=F.cross_entropy, training: bool = True) -> Gradient:
+        """(u, x, y) -> loss and ∇loss at u; batch norms update these statistics in place, but not out of training."""
         if self.kernel and loss_of is F.cross_entropy:
             return self.kernel.gradient
         if statistics is None:  # those of a network that is not kept
             statistics = self.statistics.flat(dict(self.net.named_buffers())).to(self.device)
-        return eager_gradient(self.net.train(), self.layout, self.statistics.views(statistics), loss_of)
+        self.net.train(training)
+        return eager_gradient(self.forward, self.statistics.views(statistics), loss_of)
 
     @torch.no_grad()
     def accuracy(self, w: Tensor, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
@@ -280,8 +327,9 @@ class Federation:
         return w if self.exp.regrowth == "dense_memory" else self.pruned(w, m)
 
     def payload_bits(self, m: Mask | None) -> int:
-        """One model under this mask."""
-        return communication.payload_bits(m, self.layout.size, self.statistics.size)
+        """One model under this mask; norms that are a client's own are not sent."""
+        statistics = 0 if self.own_norms else self.statistics.size
+        return communication.payload_bits(m, self.layout.size - len(self.norms), statistics)
 
 
 def run(
@@ -305,12 +353,14 @@ def run(
     _check_device(experiment)
     _check("until", until, until is None or _whole(until, 1, experiment.rounds), f"from 1 to {experiment.rounds}")
     _check("workers", workers, _whole(workers, 1), "of at least 1")
-    if workers > 1 and (experiment.device != "cpu" or experiment.threads > 1):
-        raise ValueError(f"workers: {workers} is not allowed; more than one needs device='cpu' and threads=1")
+    if workers > 1 and (experiment.device != "cpu" or experiment.threads > 1 or experiment.stacked):
+        needs = "device='cpu', threads=1 and stacked=False"
+        raise ValueError(f"workers: {workers} is not allowed; more than one needs {needs}")
     dataset = data.load(experiment.dataset, data_dir, experiment.normalisation)
     with computing(experiment), ExitStack() as stack:
         federation = Federation(experiment, dataset)
-        record = records.Record(experiment, dataset.sha256, out, gradient=federation.gradient_name)
+        made_by = dict(gradient=federation.gradient_name, numerics=numerics())
+        record = records.Record(experiment, dataset.sha256, out, **made_by)
         stack.enter_context(record.alone())
         state, rows = _begin(federation, record, getattr(observe, "seen", 0) if observe else experiment.rounds)
         if until is not None and until < state.t:
@@ -425,7 +475,7 @@ def _check(name: str, value, good: bool, allowed: str) -> None:
 
 def _kernel(exp: Experiment, net: nn.Module, image: dict[str, int], device: torch.device) -> native.Kernel | None:
     """The compiled gradient, if the experiment wants it and it is to be had; None is PyTorch's."""
-    if exp.gradient == "eager":
+    if exp.gradient == "eager" or exp.stacked or exp.torch_compile or exp.precision != "float32":
         return None
     try:
         return native.Kernel(net, image, device)
@@ -454,10 +504,23 @@ def _bar(federation: Federation, progress: bool) -> tqdm:
 @contextmanager
 def computing(exp: Experiment):
     """The experiment's own number of threads, and on a GPU the kernels that give the same bits twice."""
-    threads = torch.get_num_threads()
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(exp.threads)
+    torch.set_float32_matmul_precision("high" if exp.tf32 else "highest")
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=exp.tf32):
             yield
     finally:
         torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+
+
+def numerics() -> dict:
+    """What a GPU's kernels were allowed to do."""
+    cudnn = torch.backends.cudnn
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_allow_tf32": cudnn.allow_tf32,
+        "cudnn_deterministic": cudnn.deterministic,
+        "cudnn_benchmark": cudnn.benchmark,
+    }

@@ -1,38 +1,76 @@
 """What a client does: E epochs of SGD on dense weights, with gradients taken at the pruned ones (Eq. 8 and 10).
 
 Parameters are one flat vector, so a step is a handful of vector operations whatever the network.
-A `gradient` is any function (u, x, y) -> (loss, ∇loss at u); the network's is `eager_gradient`.
+A `gradient` is any function (u, x, y) -> (loss, ∇loss at u); the network's is `eager_gradient`, or of many clients
+at once `stacked_gradient`.
 A `term` is any function (g, u) that adds the gradient of one more summand of the objective to g.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad_and_value, vmap
 
 from .models import Layout
 
+Forward = Callable[[Tensor, Mapping[str, Tensor], Tensor], Tensor]
 Gradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 Term = Callable[[Tensor, Tensor], None]
 
 
-def eager_gradient(
-    net: nn.Module, layout: Layout, statistics: Mapping[str, Tensor], loss_of=F.cross_entropy
-) -> Gradient:
-    """(u, x, y) -> cross-entropy of the network with parameters u, and its gradient.
+def forward_of(
+    net: nn.Module, layout: Layout, precision: str = "float32", channels_last: bool = False, compiled: bool = False
+) -> Forward:
+    """(u, statistics, x) -> logits of the network with parameters u; the other arguments are what a GPU may gain by.
 
-    Batch norms update `statistics` in place, from this same forward pass at u.
+    Batch norms in training mode update `statistics` in place.
     """
+
+    def forward(u, statistics, x):
+        if channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(x.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext():
+            return functional_call(net, {**layout.views(u), **statistics}, (x,)).to(u.dtype)
+
+    return torch.compile(forward) if compiled else forward
+
+
+def eager_gradient(forward: Forward, statistics: Mapping[str, Tensor], loss_of=F.cross_entropy) -> Gradient:
+    """(u, x, y) -> cross-entropy of the network with parameters u, and its gradient."""
 
     def gradient(u, x, y):
         u = u.detach().requires_grad_()
-        loss = loss_of(functional_call(net, {**layout.views(u), **statistics}, (x,)), y)
+        loss = loss_of(forward(u, statistics, x), y)
         (g,) = torch.autograd.grad(loss, u)
         return loss.detach(), g
 
     return gradient
+
+
+def stacked_gradient(forward: Forward) -> Gradient:
+    """The same of many clients at once: u, x and y have a row for each, and so have the losses and gradients."""
+    # For networks without statistics: what a batch norm writes would not leave vmap.
+    of_all = vmap(grad_and_value(lambda u, x, y: F.cross_entropy(forward(u, {}, x), y)))
+
+    def gradient(u, x, y):
+        g, loss = of_all(u, x, y)
+        return loss, g
+
+    return gradient
+
+
+def row_by_row(terms: Sequence[Sequence[Term]]) -> Term:
+    """The terms of many clients as one: each client's own, on its row."""
+
+    def add_(g, u):
+        for own, g_n, u_n in zip(terms, g, u, strict=True):
+            for term in own:
+                term(g_n, u_n)
+
+    return add_
 
 
 def group_penalty(u: Tensor, layers: Sequence[slice]) -> Tensor:
@@ -99,11 +137,14 @@ def train_(
     w: Tensor, m: Tensor | None, gradient: Gradient, batches: Iterable[tuple[Tensor, Tensor]], eta: float,
     momentum: float = 0.0, **step,
 ) -> Tensor:  # fmt: skip
-    """Take a step on every batch, and return their mean cross-entropy without waiting for the device."""
+    """Take a step on every batch, and return their mean cross-entropy without waiting for the device.
+
+    With a row for each client in w, m and the batches, it trains them all, and returns a loss for each.
+    """
     velocity = torch.zeros_like(w) if momentum else None
-    total, seen = torch.zeros((), device=w.device), 0
+    total, seen = torch.zeros(w.shape[:-1], device=w.device), 0
     for x, y in batches:
         loss = error_feedback_step_(w, m, gradient, x, y, eta, velocity=velocity, momentum=momentum, **step)
-        total.add_(loss, alpha=len(y))
-        seen += len(y)
+        total.add_(loss, alpha=y.shape[-1])
+        seen += y.shape[-1]
     return total / seen

@@ -4,6 +4,7 @@
 but neither biases nor batch norms nor the 1×1 shortcuts of ResNet-18.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,16 +57,24 @@ class AlexNet(nn.Module):
         return self.fc3(x)
 
 
+def group_norm(channels: int) -> nn.Module:
+    """Of a sample by itself, in up to eight groups of channels: nothing that clients could disagree about."""
+    return nn.GroupNorm(math.gcd(8, channels), channels)
+
+
+NORMS = {"batch": nn.BatchNorm2d, "group": group_norm}
+
+
 class BasicBlock(nn.Module):
-    def __init__(self, c_in, c_out, stride):
+    def __init__(self, c_in, c_out, stride, norm=nn.BatchNorm2d):
         super().__init__()
         self.conv1 = nn.Conv2d(c_in, c_out, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(c_out)
+        self.bn1 = norm(c_out)
         self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(c_out)
+        self.bn2 = norm(c_out)
         self.shortcut = nn.Sequential()
         if stride != 1 or c_in != c_out:
-            self.shortcut = nn.Sequential(nn.Conv2d(c_in, c_out, 1, stride=stride, bias=False), nn.BatchNorm2d(c_out))
+            self.shortcut = nn.Sequential(nn.Conv2d(c_in, c_out, 1, stride=stride, bias=False), norm(c_out))
 
     def forward(self, x):
         y = F.relu(self.bn1(self.conv1(x)))
@@ -73,15 +82,15 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    def __init__(self, num_classes=100, width=1.0, channels=3, size=32):
+    def __init__(self, num_classes=100, width=1.0, channels=3, size=32, norm="batch"):
         super().__init__()
-        c1, c2, c3, c4 = scaled(width, 64, 128, 256, 512)
+        norm, (c1, c2, c3, c4) = NORMS[norm], scaled(width, 64, 128, 256, 512)
         self.conv1 = nn.Conv2d(channels, c1, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(c1)
-        self.layer1 = nn.Sequential(BasicBlock(c1, c1, 1), BasicBlock(c1, c1, 1))
-        self.layer2 = nn.Sequential(BasicBlock(c1, c2, 2), BasicBlock(c2, c2, 1))
-        self.layer3 = nn.Sequential(BasicBlock(c2, c3, 2), BasicBlock(c3, c3, 1))
-        self.layer4 = nn.Sequential(BasicBlock(c3, c4, 2), BasicBlock(c4, c4, 1))
+        self.bn1 = norm(c1)
+        self.layer1 = nn.Sequential(BasicBlock(c1, c1, 1, norm), BasicBlock(c1, c1, 1, norm))
+        self.layer2 = nn.Sequential(BasicBlock(c1, c2, 2, norm), BasicBlock(c2, c2, 1, norm))
+        self.layer3 = nn.Sequential(BasicBlock(c2, c3, 2, norm), BasicBlock(c3, c3, 1, norm))
+        self.layer4 = nn.Sequential(BasicBlock(c3, c4, 2, norm), BasicBlock(c4, c4, 1, norm))
         self.linear = nn.Linear(c4, num_classes)
 
     def forward(self, x):
@@ -97,13 +106,13 @@ def scaled(width: float, *channels: int) -> list[int]:
     return [max(1, round(width * c)) for c in channels]
 
 
-def build(name: str, num_classes: int, width: float = 1.0, **image) -> nn.Module:
+def build(name: str, num_classes: int, width: float = 1.0, norm: str = "batch", **image) -> nn.Module:
     """A network with PyTorch's default initialisation; `channels` and `size` of the image default to the paper's."""
     if name not in MODELS:
         raise ValueError(f"model: {name!r} is not allowed; it must be one of {', '.join(MODELS)}")
     if image.get("size", 28) < 16:
         raise ValueError(f"size: {image['size']!r} is not allowed; the networks need images of at least 16 × 16")
-    return MODELS[name](num_classes, width, **image)
+    return MODELS[name](num_classes, width, **image, **({"norm": norm} if name == "resnet18" else {}))
 
 
 def prunable(net: nn.Module) -> list[str]:
@@ -147,6 +156,12 @@ class Layout:
     def prunable_shapes(self) -> dict[str, torch.Size]:
         return {k: self.shapes[k] for k in self.prunable}
 
+    def span(self, name: str) -> range:
+        """Where a parameter stands in the flat vector."""
+        i = list(self.shapes).index(name)
+        start = sum(self.sizes[:i])
+        return range(start, start + self.sizes[i])
+
     def flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The tensors as one new vector."""
         return torch.cat([tensors[k].detach().flatten() for k in self.shapes]) if self.shapes else torch.empty(0)
@@ -178,8 +193,25 @@ def residual_streams(layout: Layout) -> list[list[str]]:
     return [["conv1.weight", *stages[0]], *stages[1:]]
 
 
+def norm_names(net: nn.Module) -> list[str]:
+    """The scales and shifts of the batch norms."""
+    norms = [k for k, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    return [f"{k}.{part}" for k in norms for part in ("weight", "bias")]
+
+
+def flops(net: nn.Module, image: Mapping[str, int]) -> int:
+    """Of one sample's forward pass: two for each use of a weight of a convolution or a linear layer, biases aside."""
+    sizes = {k: v.numel() for k, v in net.named_parameters()}
+    return 2 * sum(count * sizes[k] for k, count in _positions(net, image).items())
+
+
 def uses(net: nn.Module, image: Mapping[str, int]) -> dict[str, int]:
     """How often one sample's forward pass uses each prunable weight: the positions of its layer's output."""
+    counts = _positions(net, image)
+    return {k: counts[k] for k in prunable(net)}
+
+
+def _positions(net: nn.Module, image: Mapping[str, int]) -> dict[str, int]:
     counts: dict[str, int] = {}
     names = {module: f"{k}.weight" for k, module in net.named_modules()}
 
@@ -192,4 +224,4 @@ def uses(net: nn.Module, image: Mapping[str, int]) -> dict[str, int]:
         net.eval()(x)
     for hook in hooks:
         hook.remove()
-    return {k: counts[k] for k in prunable(net)}
+    return counts

@@ -33,3 +33,11 @@ def site(tmp_path_factory):
         patch.syspath_prepend(root / ".ci")
         gallery = importlib.import_module("gallery")
     return gallery.build(sorted((root / "notebooks").glob("*.ipynb")), tmp_path_factory.mktemp("site") / "site")
+
+
+@pytest.fixture
+def double_precision():
+    """Training is chaotic: in single precision two right programs drift apart within a few rounds."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)

@@ -191,8 +191,7 @@ def test_the_explorer_is_moved_trained_and_stopped(lab, page):
 
 
 def test_the_first_teaching_notebook_runs(lab, page):
-    first = "01_federated_averaging" if (ROOT / "notebooks/01_federated_averaging.ipynb").exists() else "00_quickstart"
-    run_all(page, lab, first)
+    run_all(page, lab, "01_federated_averaging")
     expect(page.locator(".jp-RenderedImage img").first).to_be_visible()
     page.locator(".jp-RenderedImage img").first.scroll_into_view_if_needed()
 

@@ -1,5 +1,7 @@
 import dataclasses
 import gzip
+import hashlib
+import pickle
 import socket
 
 import numpy as np
@@ -258,6 +260,48 @@ def test_a_damaged_cifar_file_is_named_and_never_unpickled(tmp_path):
     (folder / "data_batch_1").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     with pytest.raises(DataError, match=f"{folder / 'data_batch_1'}: missing or damaged"):
         data.load("cifar10", tmp_path)
+
+
+@pytest.fixture(params=["cifar10", "cifar100"])
+def cifar(request, tmp_path, monkeypatch):
+    """A small CIFAR archive in torchvision's layout, with its checksums for the length of a test."""
+    cls = getattr(torchvision.datasets, data.TORCHVISION[request.param][0])
+    folder = tmp_path / data.TORCHVISION[request.param][1]
+    folder.mkdir()
+    rng, key, red = np.random.default_rng(0), cls.meta["key"], []
+
+    def written(name, content):
+        (folder / name).write_bytes(pickle.dumps(content))
+        return [name, hashlib.md5((folder / name).read_bytes()).hexdigest()]
+
+    def batch(name):
+        pixels = rng.integers(0, 256, (20, 3 * 32 * 32), dtype=np.uint8)  # a row an image: all red, green, then blue
+        red.append(pixels[0, 0])
+        return written(name, {"data": pixels, "labels" if key == "label_names" else "fine_labels": [*range(10)] * 2})
+
+    monkeypatch.setattr(cls, "train_list", [batch(name) for name, _ in cls.train_list])
+    monkeypatch.setattr(cls, "test_list", [batch(name) for name, _ in cls.test_list])
+    names = {key: [str(i) for i in range(10)]}
+    monkeypatch.setattr(cls, "meta", cls.meta | {"md5": written(cls.meta["filename"], names)[1]})
+    monkeypatch.setitem(data.SHA256, request.param, data._read_torchvision(request.param, tmp_path).sha256)
+    return request.param, tmp_path, cls, red
+
+
+def test_a_cifar_archive_is_read_by_torchvision(cifar):
+    name, root, cls, red = cifar
+    ours, theirs = data.load(name, root), cls(root, train=True)
+    assert ours.x_train.shape == (20 * len(cls.train_list), 3, 32, 32) and ours.x_test.shape == (20, 3, 32, 32)
+    assert ours.x_train[0, 0, 0, 0] == red[0] and ours.x_test[0, 0, 0, 0] == red[-1]
+    assert np.array_equal(ours.x_train.permute(0, 2, 3, 1).numpy(), theirs.data)
+    assert ours.y_train.tolist() == theirs.targets
+
+
+def test_a_damaged_cifar_archive_is_named(cifar):
+    name, root, cls, _ = cifar
+    path = root / data.TORCHVISION[name][1] / cls.test_list[0][0]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=f"{path}: missing or damaged; delete {path.parent}"):
+        data.load(name, root)
 
 
 @pytest.mark.parametrize("name", data.TORCHVISION)

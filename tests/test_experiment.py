@@ -14,6 +14,8 @@ WRONG = {
     "dataset": ["mnist", "", 5, None],
     "model": ["vgg", 1],
     "width": [0, -1, 9, "wide", math.nan],
+    "norm": ["layer", "group", None],
+    "batch_norm": ["global", "local", None],
     "partition": ["even", "dirichlet", "dirichlet(0)", "dirichlet(-1)", "dirichlet(a)", "dirichlet(1e9)"],
     "clients": [0, 2.5, "ten", True],
     "clients_per_round": [0, 51, None],
@@ -42,6 +44,11 @@ WRONG = {
     "seed": [-1, 0.5],
     "device": ["gpu", "cuda:x", "meta"],
     "gradient": ["fast", None],
+    "precision": ["float16", 16],
+    "tf32": [1, "yes"],
+    "channels_last": [1, None],
+    "torch_compile": ["max", None],
+    "stacked": [2, None],
     "threads": [0, None],
 }
 

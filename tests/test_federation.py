@@ -39,14 +39,6 @@ def states(exp, dataset):
         yield federation, state, row
 
 
-@pytest.fixture
-def double_precision():
-    """Training is chaotic: in single precision two right programs drift apart within a few rounds."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.parametrize("method", ["feddip", "feddp"])
 @pytest.mark.parametrize(("model", "width"), [("lenet5", 0.25), ("resnet18", 0.02)])
 def test_algorithm_1_transcribed_naively_agrees(tiny, mini, double_precision, method, model, width):

@@ -52,7 +52,7 @@ def test_the_penalty_leaves_masked_weights_alone_while_the_loss_does_not():
     w = layout.flat(dict(net.named_parameters()))
     m = (torch.rand(layout.size, generator=torch.Generator().manual_seed(0)) < 0.5).float()
     x, y = torch.rand(32, 1, 28, 28, generator=torch.Generator().manual_seed(1)), torch.arange(32) % 10
-    _, g = local.eager_gradient(net, layout, {})(w * m, x, y)
+    _, g = local.eager_gradient(local.forward_of(net, layout), {})(w * m, x, y)
     assert int((g[m == 0] != 0).sum()) > 1000
     penalty = torch.zeros_like(w)
     local.add_group_penalty_(penalty, w * m, layout.layers, lam=1.0)
@@ -64,7 +64,7 @@ def test_the_gradient_is_autograds():
     net = models.build("lenet5", 10)
     layout = models.Layout.of(net)
     x, y = torch.rand(17, 1, 28, 28), torch.arange(17) % 10
-    loss, g = local.eager_gradient(net, layout, {})(layout.flat(dict(net.named_parameters())), x, y)
+    loss, g = local.eager_gradient(local.forward_of(net, layout), {})(layout.flat(dict(net.named_parameters())), x, y)
     expected = torch.nn.functional.cross_entropy(net(x), y)
     expected.backward()
     assert float(loss) == float(expected.detach())
@@ -81,10 +81,13 @@ def test_mean_loss_weighs_batches_by_their_samples():
     assert float(local.train_(w, None, still, batches, eta=0.1)) == pytest.approx((3 * 2 + 1 * 4) / 4)
 
 
-@pytest.mark.parametrize("model", ["lenet5", "alexnet", "resnet18"])
-def test_local_training_mixes_no_devices_and_never_waits(tiny, model):
+@pytest.mark.parametrize("settings", [
+    dict(model="lenet5"), dict(model="alexnet"), dict(model="resnet18"), dict(model="resnet18", batch_norm="local"),
+    dict(model="resnet18", norm="group"), dict(model="lenet5", stacked=True), dict(model="alexnet", channels_last=True),
+], ids=lambda s: "-".join(map(str, s.values())))  # fmt: skip
+def test_local_training_mixes_no_devices_and_never_waits(tiny, settings):
     """On the meta device a tensor has no values: whatever asks for one, or meets one of another device, fails."""
-    exp = tiny(model=model, width=0.05, lambda_max=1e-3, rules="authors", momentum=0.9, gradient="eager")
+    exp = tiny(width=0.05, lambda_max=1e-3, rules="authors", momentum=0.9, gradient="eager", **settings)
     normal = dict(crop_padding="zeros", mean=torch.zeros(1, 1, 1), std=torch.ones(1, 1, 1))
     dataset = dataclasses.replace(data.load("fashion_mini"), **normal)
     federation = Federation(exp, dataset)
@@ -92,10 +95,12 @@ def test_local_training_mixes_no_devices_and_never_waits(tiny, model):
     meta = torch.device("meta")
     federation.device, federation.net = meta, federation.net.to(meta)
     federation.data, federation.parts = dataset.to(meta), [p.to(meta) for p in federation.parts]
+    federation.norms = federation.norms.to(meta)
     m = {k: torch.ones(s, dtype=torch.bool, device=meta) for k, s in federation.layout.prunable_shapes.items()}
     state = dataclasses.replace(state, t=5, w=state.w.to(meta), statistics=state.statistics.to(meta), m=m)
+    state = dataclasses.replace(state, norms=state.norms.to(meta))
     assert federation.method.terms(5, state.w)
-    upload = federation.train_client(state, 0)
+    (upload,) = federation.train_clients(state, [0])
     assert {k: v.device.type for k, v in upload.items()} == dict.fromkeys(("w", "statistics", "loss"), "meta")
     assert upload["w"].shape == state.w.shape
     with pytest.raises(RuntimeError):

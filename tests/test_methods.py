@@ -109,7 +109,7 @@ def test_snips_score_is_the_derivative_by_the_connection(tiny, mini):
             def loss(c, i=i, x=x, y=y):
                 u = w.clone()
                 u[i] *= c
-                return local.eager_gradient(federation.net, federation.layout, {})(u, x, y)[0].item()
+                return local.eager_gradient(federation.forward, {})(u, x, y)[0].item()
 
             finite = (loss(1 + 1e-4) - loss(1 - 1e-4)) / 2e-4
             assert score[i].item() == pytest.approx(finite, rel=1e-5, abs=1e-10)

@@ -66,6 +66,18 @@ def test_unknown_model_and_small_images_are_refused():
         models.build("lenet5", 10, size=8)
 
 
+def test_flops_of_a_forward_pass():
+    """By hand: 2 · positions · weights, layer by layer; of LeNet-5 28² · 150, 10² · 2400, and the three last ones."""
+    flops = {name: models.flops(models.build(name, n), image) for name, n, image in (
+        ("lenet5", 10, dict(channels=1, size=28)), ("alexnet", 10, dict(channels=3, size=32)),
+    )}  # fmt: skip
+    assert flops["lenet5"] == 2 * (784 * 150 + 100 * 2400 + 48_000 + 10_080 + 840) == 833_040
+    convolutions = 256 * 1728 + 64 * 110_592 + 16 * (663_552 + 884_736 + 589_824)
+    assert flops["alexnet"] == 2 * (convolutions + 4_194_304 + 16_777_216 + 40_960)
+    resnet = models.flops(models.build("resnet18", 100), dict(channels=3, size=32))
+    assert 1.10e9 < resnet < 1.12e9  # 0.56 G multiply-adds, as is commonly given for this form
+
+
 def test_views_share_the_flat_vectors_memory():
     net = models.build("lenet5", 10)
     layout = models.Layout.of(net)

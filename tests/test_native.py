@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from feddip_core import Experiment, data, models, native, run
 from feddip_core.federation import Federation
-from feddip_core.local import eager_gradient
+from feddip_core.local import eager_gradient, forward_of
 
 
 def network(width=1.0, classes=10, **image):
@@ -34,7 +34,7 @@ def test_the_native_gradient_is_pytorchs(samples, sparsity):
     net, layout = network()
     u, x, y = sample(layout, samples, sparsity)
     loss, g = kernel(net).gradient(u, x, y)
-    expected_loss, expected = eager_gradient(net, layout, {})(u, x, y)
+    expected_loss, expected = eager_gradient(forward_of(net, layout), {})(u, x, y)
     assert float(loss) == pytest.approx(float(expected_loss), rel=1e-5)
     for k, v in layout.views(expected).items():
         assert (layout.views(g)[k] - v).norm() <= 1e-5 * v.norm(), k
@@ -44,7 +44,7 @@ def test_the_native_gradient_is_pytorchs(samples, sparsity):
 def test_other_widths_images_and_classes(width, image, classes):
     net, layout = network(width, classes, **image)
     u, x, y = sample(layout, 21, 0.3, classes=classes, **image)
-    g, expected = kernel(net, **image).gradient(u, x, y)[1], eager_gradient(net, layout, {})(u, x, y)[1]
+    g, expected = kernel(net, **image).gradient(u, x, y)[1], eager_gradient(forward_of(net, layout), {})(u, x, y)[1]
     assert (g - expected).norm() <= 1e-5 * expected.norm()
 
 
@@ -54,7 +54,7 @@ def test_among_equals_the_first_is_the_largest_as_in_pytorch():
     u, x, y = sample(layout, 16, 0.0)
     x[:, :, ::2] = 0.5
     x[:, :, 1::2] = 0.5
-    g, expected = kernel(net).gradient(u, x, y)[1], eager_gradient(net, layout, {})(u, x, y)[1]
+    g, expected = kernel(net).gradient(u, x, y)[1], eager_gradient(forward_of(net, layout), {})(u, x, y)[1]
     assert (g - expected).norm() <= 1e-5 * expected.norm()
 
 
@@ -178,7 +178,8 @@ def test_crops_and_flips_come_as_views_and_are_taken(tiny):
 def test_large_images_need_no_large_stack():
     net, layout = network(3.0, size=224, channels=3)
     u, x, y = sample(layout, 3, 0.5, size=224, channels=3)
-    g, expected = kernel(net, size=224, channels=3).gradient(u, x, y)[1], eager_gradient(net, layout, {})(u, x, y)[1]
+    g = kernel(net, size=224, channels=3).gradient(u, x, y)[1]
+    expected = eager_gradient(forward_of(net, layout), {})(u, x, y)[1]
     assert (g - expected).norm() <= 1e-5 * expected.norm()
 
 

@@ -1,0 +1,127 @@
+"""What the paper's three experiments take: sizes by counting, one real round by running it, a whole run from that.
+
+Each network's first round at the paper's settings runs in a process of its own, on real data if they are to be had.
+The table is written to outputs/benchmarks/ with a description of the machine.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+
+from feddip_core import Experiment, data, masks, models
+from feddip_core.experiment import CLASSES, TABLE_II
+from feddip_core.federation import EVALUATION_BATCH, Federation, computing
+from feddip_core.local import forward_of
+from feddip_core.records import provenance, write
+
+OUT = Path(__file__).parent.parent / "outputs" / "benchmarks"
+IMAGE = {"fashion_mnist": dict(channels=1, size=28)}
+COLOUR = dict(channels=3, size=32)
+VECTORS = 7  # of all parameters that a client's step holds: sent, start, w, w ⊙ m, gradient, mask, and a spare one
+
+
+def counted(dataset: str) -> dict:
+    """Parameters, operations, bytes and memory, without a single number being computed."""
+    exp, image = Experiment.preset("paper", dataset), IMAGE.get(dataset, COLOUR)
+    with torch.device("meta"):
+        net = models.build(exp.model, CLASSES[dataset], **image)
+    layout, statistics = models.Layout.of(net), models.Layout.of_statistics(net)
+    up = 4 * (layout.size + statistics.size)
+    s_0 = exp.sparsity_initial * sum(shape.numel() for shape in layout.prunable_shapes.values())
+    activations = activation_bytes(net, layout, statistics, exp.batch_size, image)
+    evaluation = 2 * EVALUATION_BATCH * largest_activation(net, image)
+    samples = 70_000 if dataset == "fashion_mnist" else 60_000
+    fixed = samples * image["channels"] * image["size"] ** 2 + layout.size * (4 * VECTORS + 8)  # 8: the sum of uploads
+    return {
+        "dataset": dataset, "model": exp.model, "parameters": layout.size,
+        "prunable": sum(shape.numel() for shape in layout.prunable_shapes.values()),
+        "megaflops_a_sample": models.flops(net, image) / 1e6,
+        "megabytes_down_first_round": exp.clients_per_round * (up - 4 * s_0) / 1e6,
+        "megabytes_up_a_round": exp.clients_per_round * up / 1e6,
+        "gpu_megabytes_estimated": (fixed + max(activations, evaluation)) / 1e6,
+    }  # fmt: skip
+
+
+def activation_bytes(net, layout, statistics, batch: int, image: dict) -> int:
+    """What a forward pass keeps for the backward one, apart from the parameters."""
+    u = torch.empty(layout.size, device="meta", requires_grad=True)
+    kept = {}
+
+    def keep(tensor):
+        kept[id(tensor.untyped_storage())] = tensor.untyped_storage().nbytes()
+        held.append(tensor)  # or its memory, and with it the name, would be given to another
+        return tensor
+
+    held = []
+    x = torch.empty(batch, image["channels"], image["size"], image["size"], device="meta")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        flat = torch.empty(statistics.size, device="meta")
+        logits = forward_of(net.train(), layout)(u, statistics.views(flat), x)
+        F.cross_entropy(logits, torch.empty(batch, dtype=torch.int64, device="meta"))
+    kept.pop(id(u.untyped_storage()), None)
+    return sum(kept.values())
+
+
+def largest_activation(net, image: dict) -> int:
+    """Of one sample, in bytes."""
+    sizes = []
+    hooks = [m.register_forward_hook(lambda *a: sizes.append(a[2].numel())) for m in net.modules()]
+    net.eval()(torch.empty(1, image["channels"], image["size"], image["size"], device="meta"))
+    for hook in hooks:
+        hook.remove()
+    return 4 * max(sizes)
+
+
+def measured(dataset: str, threads: int) -> dict:
+    """The first round of FedDIP, in a process of its own."""
+    code = f"from benchmark_scale import first_round; first_round({dataset!r}, {threads})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def first_round(dataset: str, threads: int) -> None:
+    exp = Experiment.preset("paper", dataset, threads=threads)
+    with computing(exp):
+        site = Federation(exp, data.load(dataset))
+        state = site.start()
+        began = time.perf_counter()
+        after, row = site.round(state)
+        seconds = time.perf_counter() - began
+    expected = sum(int((~keep).sum()) for keep in state.m.values())
+    assert torch.isfinite(after.w).all() and row["test_loss"] < float("inf"), row
+    assert sum(int((~keep).sum()) for keep in after.m.values()) == expected, "the mask holds for R rounds"
+    assert not (after.w[site.layout.flat_mask(after.m, like=after.w) == 0]).any()
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    print(json.dumps({
+        "cpu_seconds_a_round": seconds, "cpu_days_of_a_run": seconds * exp.rounds / 86_400,
+        "cpu_peak_megabytes": int(peak.split()[1]) / 1024, "train_loss": row["train_loss"],
+        "sparsity": masks.sparsity_of(after.m),
+    }))  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--datasets", nargs="+", default=list(TABLE_II), choices=list(TABLE_II))
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of the measured round")
+    options = parser.parse_args()
+    path = OUT / "scale.csv"
+    rows = pd.read_csv(path).to_dict("records") if path.exists() else []
+    for dataset in options.datasets:
+        made = provenance(Experiment.preset("paper", dataset, threads=options.threads))
+        machine = {"threads": options.threads, "machine": made["cpu"], "commit": made["commit"], "at": made["started"]}
+        row = counted(dataset) | measured(dataset, options.threads) | machine
+        rows = [old for old in rows if old["dataset"] != dataset] + [row]
+        OUT.mkdir(parents=True, exist_ok=True)
+        write(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+        print(pd.Series(row).to_string(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
