@@ -677,16 +677,18 @@ def theorem(sides: pd.DataFrame) -> Figure:
 
 
 def pruning_terms(tables: Runs) -> Figure:
-    """δ_t after each round, and √δ_t ‖ω̄‖, for each label; small dots are rounds that chose a new mask."""
+    """δ_t and √δ_t ‖ω̄‖ for each label: a line through the rounds that kept their mask, dots where one was chosen."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(11, 4.0), layout="constrained")
         for (label, table), (colour, style) in zip(tables.items(), VARIANTS, strict=False):
-            new = table[table["regrown"] + table["dropped"] > 0]
+            new = table["regrown"] + table["dropped"] > 0
             for ax, column in zip(axes, ("delta", "pruned_norm"), strict=True):
                 if column in table:
-                    ax.plot(table["round"], table[column], color=colour, linestyle=style, linewidth=1.2, label=label)
-                    ax.plot(new["round"], new[column], ".", markersize=4, color=colour)
-        axes[0].set(title="Quality of pruning (dots: a new mask)", xlabel="round", ylabel="$\\delta_t$", yscale="log")
+                    ax.plot(table["round"][~new], table[column][~new], color=colour, linestyle=style, label=label)
+                    ax.plot(table["round"][new], table[column][new], ".", markersize=4, color=colour)
+        axes[0].set(
+            title="Quality of pruning (dots: a new mask was chosen)", xlabel="round", ylabel="$\\delta_t$", yscale="log"
+        )
         axes[1].set(title="What pruning takes away", xlabel="round", ylabel="$\\sqrt{\\delta_t}\\,\\|\\bar\\omega\\|$")
         axes[1].set_ylim(bottom=0)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
@@ -701,6 +703,8 @@ def clients_and_pruning(tables: Runs, run: pd.DataFrame) -> Figure:
             seen = table[table["gamma"].notna()]
             left.plot(seen["round"], seen["gamma"], color=colour, linestyle=style, marker=".", label=label)
         left.set(title="How far clients disagree", xlabel="round", ylabel="$\\gamma$", yscale="log")
+        left.yaxis.set_major_formatter("{x:g}")
+        left.yaxis.set_minor_formatter("{x:g}" if left.get_ylim()[1] < 10 else "")
         left.legend()
         seen = run[run["gradient"].notna()]
         right.plot(seen["round"], seen["loss"], color=SHADES[1], marker=".", label="after pruning, $f(\\bar\\omega')$")

@@ -259,7 +259,8 @@ def load(exp: Experiment, folder: str | Path) -> pd.DataFrame:
     if not (record / NAME).exists():
         return metrics
     seen = pd.read_csv(record / NAME).drop(columns="delta")
-    return seen.merge(metrics, on="round", how="left")
+    # Of a run under way the metrics are saved less often.
+    return seen[seen["round"] <= len(metrics)].merge(metrics, on="round", how="left")
 
 
 @dataclass(frozen=True)

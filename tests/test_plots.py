@@ -138,4 +138,27 @@ def test_the_drawing_of_a_round_names_the_bits_of_every_arrow():
     words = "\n".join(text.get_text() for text in figure.axes[0].texts)
     assert all(word in words for word in ("client 3", "client 7", "1,003 bits", "1,007 bits", "mask 100 bits"))
     assert words.count("2,000 bits") == 2
+
+
+def test_the_theorems_figure_shows_both_sides_and_every_term():
+    terms = {"initial gap": [8.0, 8.0], "pruning": [1.0, 2.0], "χ": [4.0, 4.0], "right side": [13.0, 14.0]}
+    columns = {(form, term): values for form in plots.FORMS for term, values in terms.items()}
+    columns |= {("left side", "mean"): [1.0, 0.5], ("left side", "μ²"): [2.0, 2.0]}
+    figure = plots.theorem(pd.DataFrame(columns, index=[5, 10]))
+    left, right = figure.axes
+    assert [line.get_ydata().tolist() for line in left.lines[:5]] == [[13, 14]] * 4 + [[1, 0.5]]
+    assert [bar.get_height() for bar in right.patches[:3]] == [8, 2, 4]
+    assert right.get_title(loc="left").endswith("T = 10")
+    plt.close(figure)
+
+
+def test_the_pruning_figures_show_what_was_observed(runs):
+    observed = runs["feddip"].assign(pruned_norm=[1.0, 2.0, 1.0, 3.0])
+    figure = plots.pruning_terms({"FedDIP": observed, "not observed": runs["feddip"]})
+    delta, norm = figure.axes
+    assert [line.get_xdata().tolist() for line in norm.lines] == [[1, 3], [2, 4]]  # dots at the new masks
+    assert len(delta.lines) == 4
+    plt.close(figure)
+    figure = plots.pruning_sums({"FedDIP": observed, "not observed": runs["feddip"]})
+    assert figure.axes[1].lines[0].get_ydata().tolist() == [1, 3, 4, 7]
     plt.close(figure)

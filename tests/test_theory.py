@@ -1,6 +1,8 @@
 """What Theorem 1's constants are measured to be, against closed forms and independent computations."""
 
 import math
+import multiprocessing
+import time
 from functools import partial
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from test_federation import same
 from torch.func import functional_call
 
-from feddip_core import convex, data, masks, run, theory
+from feddip_core import Experiment, convex, data, masks, run, theory
 from feddip_core.federation import Federation
 
 
@@ -350,3 +352,35 @@ def test_the_first_step_of_the_proof_fails_where_gamma_exceeds_1():
     assert c.gamma == pytest.approx(2)
     assert float(g.square().sum()) / (2 * L) == pytest.approx(0.05)
     assert float(f - f_next) + theory.chi_printed(c) / L**2 == pytest.approx(0.01)
+
+
+def observed(exp, out):
+    torch.set_num_threads(1)
+    run(exp, out=out, observe=theory.Observer(exp, out, every=2), progress=False)
+
+
+def test_a_killed_run_loses_no_observation(small, tmp_path):
+    exp = small(rounds=12)
+    process = multiprocessing.get_context("spawn").Process(target=observed, args=(exp, tmp_path))
+    process.start()
+    deadline = time.monotonic() + 120
+    while theory.Observer(exp, tmp_path, every=2).seen < 4 and process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    assert process.exitcode == -9  # it was not done yet
+    again, whole = theory.Observer(exp, tmp_path, every=2), theory.Observer(exp, every=2)
+    assert again.seen >= 4
+    result = run(exp, out=tmp_path, observe=again)
+    assert same(result, run(exp, observe=whole))
+    assert result.provenance["resumed"][0]["after_round"] > 0
+    compared = [c for c in whole.table if c != "observation_seconds"]
+    pd.testing.assert_frame_equal(again.table[compared], whole.table[compared], rtol=1e-7)
+
+
+def test_the_runs_of_the_notebook_differ_in_one_setting_each():
+    groups = theory.variants("paper", "fashion_mnist")
+    assert {own["FedDIP"].run_id for own in groups.values()} == {Experiment.preset("paper").run_id}
+    assert groups["pruning"]["R = 20"].reconfigure_every == 20
+    ids = [exp.run_id for own in groups.values() for label, exp in own.items() if label != "FedDIP"]
+    assert len(set(ids)) == len(ids) == 8
