@@ -22,8 +22,8 @@ export PYDEVD_DISABLE_FILE_VALIDATION := 1
 # Progress bars would be part of a notebook's output, and different every time.
 QUIET := TQDM_DISABLE=1
 
-# Over the cores, a file of tests at a time: a notebook's cells belong together.
-SPREAD := -n logical --maxprocesses 4 --dist loadfile
+# Tests are spread over the cores; a notebook's cells belong together.
+SPREAD := -n logical --maxprocesses 4
 
 # Of `make runs`.
 PRESET ?= smoke
@@ -49,8 +49,8 @@ reproduce: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest -rs $(SPREAD) tests
-	$(QUIET) $(BIN)/pytest $(SPREAD) --nbval --nbval-current-env --nbval-cell-timeout 300 notebooks
+	$(BIN)/pytest -rs $(SPREAD) --dist loadgroup tests
+	$(QUIET) $(BIN)/pytest $(SPREAD) --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout 300 notebooks
 
 lab: $(INSTALLED)
 	$(BIN)/jupyter lab --notebook-dir=notebooks

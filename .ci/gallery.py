@@ -72,6 +72,9 @@ def page_of(notebook: NotebookNode, stems: list[str]) -> str:
     """The cells one after the other; those that are collapsed in JupyterLab are collapsed here."""
     parts = []
     for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if formula := output.get("data", {}).pop("text/latex", ""):
+                output.data["text/html"] = mathml(formula.strip("$ ").removeprefix(r"\displaystyle"), "block")
         alone = nbformat.v4.new_notebook(cells=[cell], metadata=notebook.metadata)
         part = exporter().from_notebook_node(alone)[0]
         hidden = cell.metadata.get("jupyter", {})

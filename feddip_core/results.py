@@ -84,7 +84,7 @@ def wanted(result: str, preset: str, dataset: str) -> dict[str, list[Experiment]
         raise ValueError(f"result: {result!r} is not allowed; it must be one of {', '.join(RESULTS)}")
     search = result.endswith("_grid")
     seeds = SEEDS[preset][:1] if search or (preset == "smoke" and result in ONE_SMOKE_SEED) else SEEDS[preset]
-    short = {"rounds": max(Experiment.preset(preset, dataset).rounds // GRID_SHARE, 2)} if search else {}
+    short = {"rounds": max(Experiment.preset(preset, dataset).rounds // GRID_SHARE, 1)} if search else {}
     return {
         label: [Experiment.preset(preset, dataset, seed=seed, **changes, **short) for seed in seeds]
         for label, changes in RESULTS[result](dataset).items()

@@ -80,7 +80,7 @@ def test_data_of_your_own(tmp_path):
     [
         (["--results", "fig9"], "result: 'fig9' is not allowed; it must be one of accuracy"),
         (["--methods", "sgd"], "method: 'sgd' is not allowed; it must be one of fedavg"),
-        (["--set", "rouns=3"], "set: 'rouns' is not allowed; it must be one of batch_size"),
+        (["--set", "rouns=3"], "set: 'rouns' is not allowed; it must be one of batch_norm, batch_size"),
         (["--set", "rounds=many"], "rounds: 'many' is not allowed; it must be a whole number of at least 1"),
         (["--shard", "3/2"], "'3/2' is not allowed; it must be i/n"),
         (["--set", "model"], "set: 'model' is not allowed; it must be name=value"),

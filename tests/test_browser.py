@@ -33,6 +33,7 @@ if not Path(CHROMIUM).exists():  # and then Playwright need not be there either
 from playwright.sync_api import expect, sync_playwright  # noqa: E402
 
 expect.set_options(timeout=SECONDS * 1000)
+pytestmark = pytest.mark.xdist_group("browser")  # one JupyterLab for them all
 
 
 @pytest.fixture(scope="module")

@@ -383,6 +383,7 @@ def test_metrics_have_their_columns(tiny):
 
 def test_memory_does_not_grow_with_the_clients(tiny, mini, monkeypatch):
     def most_models_alive(clients, per_round):
+        gc.collect()  # what is left of the federation before
         federation = Federation(tiny(clients=clients, clients_per_round=per_round), mini)
         size, honest, most = federation.layout.size, federation.train_client, 0
 
