@@ -20,7 +20,7 @@ from .records import load_run
 PAPER = json.loads((Path(__file__).parent / "assets" / "paper_results.json").read_text())
 PAPER_DATA = {"fashion_mini": "fashion_mnist"}  # whose numbers of the paper stand beside an embedded data set
 SEEDS = {"paper": (0, 1, 2), "laptop": (0, 1, 2), "smoke": (0, 1)}
-ONE_SMOKE_SEED = ("accuracy", "communication", "paper_vs_code")  # of the results with many runs, to keep theirs under a minute
+ONE_SMOKE_SEED = ("accuracy", "communication", "paper_vs_code")  # of the results with many runs: under a minute
 GRID = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # on which the paper finds two of its penalties
 GRID_SHARE = 10  # a grid is searched in runs of a tenth of the rounds, with the first seed
 AUTHORS_MEBIBITS = ["downlink_mebibits_authors", "uplink_mebibits_authors"]
