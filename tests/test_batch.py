@@ -21,7 +21,11 @@ def experiment(method="feddip", **settings):
 
 def start(*words):
     command = [sys.executable, "-m", "feddip_core.batch", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        # A shell that put the tests into the background would have them, and so this process, ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
 
 
 def test_every_combination_once():
