@@ -19,8 +19,8 @@ NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 # The profile keeps kernels from warning about loopback, the other variable from warning about frozen modules.
 export IPYTHONDIR := $(CURDIR)/.ci/ipython
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
-# Progress bars would be part of a notebook's output, and different every time.
-QUIET := TQDM_DISABLE=1
+# Progress bars would be part of a notebook's output, and different every time. Small networks only lose by threads.
+QUIET := TQDM_DISABLE=1 OMP_NUM_THREADS=1
 
 # Tests are spread over the cores; a notebook's cells belong together.
 SPREAD := -n logical --maxprocesses 4
@@ -49,7 +49,7 @@ reproduce: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest -rs $(SPREAD) --dist loadgroup tests
+	$(QUIET) $(BIN)/pytest -rs $(SPREAD) --dist loadgroup tests
 	$(QUIET) $(BIN)/pytest $(SPREAD) --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout 300 notebooks
 
 lab: $(INSTALLED)
