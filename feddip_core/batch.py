@@ -223,7 +223,7 @@ def seconds_a_round(exp: Experiment, out: Path, data_dir: str = "") -> float:
 
 def _measured(exp: Experiment, data_dir: str, steps: int = 4) -> float:
     with computing(exp):
-        site = Federation(exp, data.load(exp.dataset, data_dir or None, exp.normalisation))
+        site = Federation(exp, data.of(exp, data_dir or None))
         state = site.start()
         batches = list(itertools.islice(site.batches(0, 0, "batches", exp.local_epochs), steps))
         site.train_(state.w.clone(), state.m, batches[:1], statistics=state.statistics.clone())

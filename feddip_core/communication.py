@@ -37,19 +37,32 @@ def authors_mebibits(zero_fraction: float, parameters: int) -> float:
     return BITS_PER_WEIGHT * (1 - zero_fraction) * parameters / MEBI
 
 
+def packed(m: Mask) -> Tensor:
+    """The mask as bits, eight a byte."""
+    bits = torch.cat([keep.flatten() for keep in m.values()]).cpu().numpy()
+    return torch.from_numpy(np.packbits(bits))
+
+
+def unpacked(bits: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """The mask of these layers that `packed` made bits of."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    if bits.dtype != torch.uint8 or bits.shape != (-(-sum(sizes) // 8),):
+        form = f"{bits.dtype} of shape {tuple(bits.shape)}"
+        raise ValueError(f"mask: {form} is not allowed; it must be {-(-sum(sizes) // 8)} bytes, a bit a weight")
+    flat = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=sum(sizes))).bool()
+    return {k: part.view(*shapes[k]) for k, part in zip(shapes, flat.split(sizes), strict=True)}
+
+
 def pack(w: Weights, m: Mask) -> bytes:
     """The file that a sparse model really takes: mask bits, eight a byte, and the kept values, 32 bits each."""
-    bits = torch.cat([keep.flatten() for keep in m.values()]).cpu().numpy()
     values = torch.cat([v[m[k]] if k in m else v.flatten() for k, v in w.items()])
-    return save({"mask": torch.from_numpy(np.packbits(bits)), "values": values.detach().cpu()})
+    return save({"mask": packed(m), "values": values.detach().cpu()})
 
 
 def unpack(file: bytes, shapes: Mapping[str, Sequence[int]], prunable: Iterable[str]) -> dict[str, Tensor]:
     """The model that `pack` made a file of, with zeros where its mask has none."""
-    tensors, prunable = load(file), list(prunable)
-    sizes = [math.prod(shapes[k]) for k in prunable]
-    bits = torch.from_numpy(np.unpackbits(tensors["mask"].numpy(), count=sum(sizes))).bool()
-    m = {k: part.view(*shapes[k]) for k, part in zip(prunable, bits.split(sizes), strict=True)}
+    tensors = load(file)
+    m = unpacked(tensors["mask"], {k: shapes[k] for k in prunable})
     keep = {k: m.get(k, torch.ones(*shape, dtype=torch.bool)) for k, shape in shapes.items()}
     parts = tensors["values"].split([int(v.sum()) for v in keep.values()])
     return {k: torch.zeros(v.shape).masked_scatter(v, part) for (k, v), part in zip(keep.items(), parts, strict=True)}

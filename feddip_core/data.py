@@ -1,14 +1,15 @@
-"""Data sets as uint8 tensors, batches made on the device, and the partitions that deal them to clients.
+"""Data sets as tensors, batches made on the device, and the partitions that deal them to clients.
 
 A data set is looked for in `data_dir`, in the folder that FEDDIP_DATA names and in the user's cache:
 first `<name>.npz`, then torchvision's own layout; if it is nowhere, torchvision downloads it.
+Data of your own, which may be other than images, come from a function: `samples(client)`.
 """
 
 import dataclasses
 import gzip
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .experiment import CLASSES
+from .experiment import CLASSES, Experiment, function_of, is_hook
 from .streams import stream, stream_seed
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -65,7 +66,7 @@ class DataError(Exception):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images as uint8 N × C × H × W, labels as int64, and how a batch of them becomes the network's input."""
+    """Images as uint8 N × C × H × W, or numbers of your own as float N × …; labels as int64; how a batch is made."""
 
     x_train: Tensor
     y_train: Tensor
@@ -75,28 +76,45 @@ class Dataset:
     mean: Tensor | None = None  # of each channel, or None where pixels are only scaled to [0, 1]
     std: Tensor | None = None
     crop_padding: str | None = None  # "zeros" or "reflect": random crops and flips in training; None: neither
+    owner: Tensor | None = None  # of each training sample, the client that has brought it
 
     @property
     def num_classes(self) -> int:
         return int(self.y_train.max()) + 1
 
     @property
+    def sample(self) -> Tensor:
+        """An input of the right shape, all zeros."""
+        return self.normalise(torch.zeros_like(self.x_test[:1]))
+
+    @property
     def image(self) -> dict[str, int]:
         """What `models.build` must know of the images."""
-        return dict(channels=self.x_train.shape[1], size=self.x_train.shape[2])
+        return dict(zip(("channels", "size"), self.x_train.shape[1:3], strict=False))
 
     def to(self, device) -> "Dataset":
         tensors = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
         return dataclasses.replace(self, **tensors)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """(x/255 − mean) / std, channel by channel."""
+        """(x/255 − mean) / std, channel by channel; what is no image is taken as it is."""
+        if x.is_floating_point():
+            return x.to(torch.get_default_dtype())
         x = x.to(torch.get_default_dtype()).div_(255)
         return x if self.mean is None else x.sub_(self.mean).div_(self.std)
 
 
+def of(exp: Experiment, data_dir: str | Path | None = None, clients: Iterable[int] | None = None) -> Dataset:
+    """The data of an experiment; of data that clients bring, those of some clients alone if `clients` says so."""
+    if is_hook(exp.dataset):
+        return brought(exp.dataset, range(exp.clients) if clients is None else clients)
+    return load(exp.dataset, data_dir, exp.normalisation)
+
+
 def load(name: str, data_dir: str | Path | None = None, normalisation: str = "standard") -> Dataset:
     """The data set of that name, or of that .npz file; DataError says what is missing or damaged, and where."""
+    if is_hook(name):
+        return brought(name, [])
     if name == "fashion_mini":
         return _read_npz(MINI)
     if name not in CLASSES:
@@ -108,6 +126,46 @@ def load(name: str, data_dir: str | Path | None = None, normalisation: str = "st
     scale = 255 if name == "cifar100" and normalisation == "authors" else 1
     mean, std = (torch.tensor(v[name]).view(-1, 1, 1) / scale for v in (MEAN, STD))
     return dataclasses.replace(dataset, mean=mean, std=std, crop_padding=CROP_PADDING[name])
+
+
+def brought(hook: str, clients: Iterable[int]) -> Dataset:
+    """What a function of your own gives: samples(n) what client n has, samples(None) what the server tests on."""
+    samples = function_of(hook, "dataset")
+    x_test, y_test = _samples(samples, hook, None)
+    parts = {n: _samples(samples, hook, n) for n in clients}
+    for n, (x, _) in parts.items():
+        if x.shape[1:] != x_test.shape[1:] or x.dtype != x_test.dtype:
+            ours, theirs = (f"{v.dtype} of shape {tuple(v.shape[1:])}" for v in (x, x_test))
+            raise DataError(f"{hook}: a sample of client {n} is {ours}, of the server {theirs}; they must be alike")
+    tensors = {
+        "x_train": torch.cat([x_test[:0], *(x for x, _ in parts.values())]),
+        "y_train": torch.cat([y_test[:0], *(y for _, y in parts.values())]),
+        "x_test": x_test,
+        "y_test": y_test,
+    }
+    owner = torch.tensor([n for n, (_, y) in parts.items() for _ in y], dtype=torch.int64)
+    return Dataset(**tensors, sha256=_sha256(tensors), owner=owner)
+
+
+def _samples(samples: Callable, hook: str, client: int | None) -> tuple[Tensor, Tensor]:
+    where = f"{hook}({client})"
+    try:
+        x, y = (torch.as_tensor(v).cpu().contiguous() for v in samples(client))
+    except Exception as error:
+        raise DataError(f"{where}: it gives no pair (x, y) of arrays ({type(error).__name__}: {error})") from error
+    if x.dtype == torch.float64:
+        x = x.to(torch.float32)
+    if x.dtype not in (torch.uint8, torch.float32) or x.ndim < 2 or len(x) == 0:
+        raise DataError(f"{where}: x is {x.dtype} of shape {tuple(x.shape)}; it must be uint8 or float, N × …, N > 0")
+    if x.is_floating_point() and not x.isfinite().all():
+        raise DataError(f"{where}: x holds a number that is not finite")
+    if y.shape != (len(x),) or y.is_floating_point() or y.dtype == torch.bool or y.min() < 0:
+        raise DataError(f"{where}: y must hold one label of 0, 1, … for each of the {len(x)} samples")
+    return x, y.to(torch.int64)
+
+
+def _sha256(tensors: dict[str, Tensor]) -> dict[str, str]:
+    return {k: hashlib.sha256(v.numpy().data if v.numel() else b"").hexdigest() for k, v in tensors.items()}
 
 
 def user_cache() -> Path:
@@ -211,7 +269,7 @@ def _checked(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
         raise DataError(f"{path}: x_train and x_test hold images of different shapes")
     if tensors["y_test"].max() > tensors["y_train"].max():
         raise DataError(f"{path}: y_test holds a label that y_train does not")
-    return Dataset(**tensors, sha256={k: hashlib.sha256(v.numpy().data).hexdigest() for k, v in tensors.items()})
+    return Dataset(**tensors, sha256=_sha256(tensors))
 
 
 def batches(
@@ -253,8 +311,13 @@ def crop_and_flip(x: Tensor, offsets: Tensor, flips: Tensor, padding: str) -> Te
     return cut if padding == "reflect" else cut * inside[:, None]
 
 
-def partition(labels: Tensor, rule: str, clients: int, seed: int) -> list[Tensor]:
-    """The indices that each client holds: every sample at exactly one client, every client with at least one."""
+def partition(labels: Tensor, rule: str, clients: int, seed: int, owner: Tensor | None = None) -> list[Tensor]:
+    """The indices that each client holds: every sample at exactly one client, every client with at least one.
+
+    With the rule `given` each has what it has brought; a client that is not here has nothing.
+    """
+    if rule == "given":
+        return [torch.nonzero(owner.cpu() == n).flatten() for n in range(clients)]
     labels = labels.cpu()
     if len(labels) < 2 * clients:
         most = len(labels) // 2

@@ -6,11 +6,13 @@ in the comments. `paper` presets are Table II of the paper.
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import math
 import numbers
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +22,8 @@ from pathlib import Path
 REVISION = 2
 
 CLASSES = {"fashion_mnist": 10, "fashion_mini": 10, "cifar10": 10, "cifar100": 100}
+MODELS = ("lenet5", "alexnet", "resnet18")
+HOOK = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"  # a function of your own, as package.module:function
 MODEL_OF = {"fashion_mnist": "lenet5", "fashion_mini": "lenet5", "cifar10": "alexnet", "cifar100": "resnet18"}
 
 # What makes a method itself: a setting fixed here may not be given another value.
@@ -131,10 +135,15 @@ class Experiment:
 
     method: str = _choice("feddip", FIXED, "how the clients' work and the mask are combined")
     dataset: str = _matching(
-        "fashion_mnist", rf"{'|'.join(CLASSES)}|.+\.npz", f"one of {', '.join(CLASSES)}, or the path of an .npz file",
-        "a known data set, or your own x_train, y_train, x_test, y_test",
+        "fashion_mnist", rf"{'|'.join(CLASSES)}|.+\.npz|{HOOK}",
+        f"one of {', '.join(CLASSES)}, the path of an .npz file, or a function as package.module:samples",
+        "a known data set, your own x_train, y_train, x_test, y_test, or samples(client) -> (x, y)",
     )  # fmt: skip
-    model: str = _choice(None, ("lenet5", "alexnet", "resnet18"), "the network; by default the data set's own")
+    model: str = _matching(
+        None, rf"{'|'.join(MODELS)}|{HOOK}",
+        f"one of {', '.join(MODELS)}, or a function as package.module:network",
+        "a known network, by default the data set's own, or network() -> nn.Module",
+    )  # fmt: skip
     width: float = _real(1.0, 0, 8, "factor on the network's channels; 1 is the paper's", open_low=True)
     norm: str = _choice("batch", ("batch", "group"), "of ResNet-18; the paper's is batch norm")
     batch_norm: str = _choice(
@@ -143,9 +152,9 @@ class Experiment:
         "averaged, each client's own, or as the first round left it",
     )
     partition: str = _matching(
-        "iid", r"iid|pathological|shards|dirichlet\((\d+\.?\d*|\.\d+)(e-?\d+)?\)",
-        "one of iid, pathological, shards, dirichlet(alpha) with a positive alpha, such as dirichlet(0.5)",
-        "how the training data are dealt to the clients",
+        "iid", r"iid|pathological|shards|given|dirichlet\((\d+\.?\d*|\.\d+)(e-?\d+)?\)",
+        "one of iid, pathological, shards, dirichlet(alpha) with a positive alpha, such as dirichlet(0.5), or given",
+        "how the training data are dealt to the clients; given: samples(client) says what each has",
     )  # fmt: skip
     clients: int = _whole(50, 1, "N, all clients")
     clients_per_round: int = _whole(5, 1, "K, clients drawn in a round")
@@ -233,9 +242,14 @@ class Experiment:
         if self.variant == "authors" and self.method not in AUTHORS_VARIANT:
             refuse("variant", f"only {', '.join(AUTHORS_VARIANT)} have this variant; {self.method} follows `rules`")
         if self.model is None:
-            refuse("model", f"a data set of your own ({self.dataset}) needs one of lenet5, alexnet, resnet18")
-        if self.dataset not in CLASSES and not Path(self.dataset).is_file():
+            refuse("model", f"a data set of your own ({self.dataset}) needs one of {', '.join(MODELS)}, or your own")
+        if is_hook(self.dataset) and not is_hook(self.model):
+            refuse("model", f"{self.dataset} needs a network of your own, as package.module:network")
+        if self.dataset.endswith(".npz") and not Path(self.dataset).is_file():
             refuse("dataset", "there is no such file")
+        if is_hook(self.dataset) != (self.partition == "given"):
+            needs = "'given' goes with a function of your own as dataset, samples(client), and with nothing else"
+            refuse("partition", needs)
         if self.clients_per_round > self.clients:
             refuse("clients_per_round", f"it must be at most clients, {self.clients}")
         if self.sparsity_initial > self.sparsity_target:
@@ -244,9 +258,11 @@ class Experiment:
             refuse("partition", "alpha must be a number in (0, 1e+06]")
         if self.norm != "batch" and self.model != "resnet18":
             refuse("norm", f"{self.model} has no norms")
-        if self.batch_norm != "average" and (self.model, self.norm) != ("resnet18", "batch"):
+        if is_hook(self.model) and self.width != 1:
+            refuse("width", f"{self.model} has the width that it has, 1")
+        if self.batch_norm != "average" and self.model in MODELS and (self.model, self.norm) != ("resnet18", "batch"):
             refuse("batch_norm", "only resnet18 has batch norms, and only with norm='batch'")
-        if self.stacked and (self.model == "alexnet" or (self.model, self.norm) == ("resnet18", "batch")):
+        if self.stacked and (self.model, self.norm) not in (("lenet5", "batch"), ("resnet18", "group")):
             refuse(
                 "stacked", "it needs a network without dropout and batch norms: lenet5, or resnet18 with norm='group'"
             )
@@ -266,19 +282,22 @@ class Experiment:
     @cached_property
     def run_id(self) -> str:
         """A short hash of all that affects the result; of a data file the content counts, not the path."""
-        # A setting at its class's default is left out: so a new one leaves the ids of old records as they are.
-        defaults = {f.name: f.default for f in dataclasses.fields(self)}
         idle = {"rules"}  # no more than a name for the four switches, which are there
         if self.method in ("fedavg", "fedprox"):  # without a mask and a penalty these change nothing
             idle |= {"reconfigure_every", "lambda_steps", *RULES["paper"]}
-        settings = {k: v for k, v in self.to_dict().items() if v != defaults[k] and k not in idle}
+        # A setting at its class's default is left out: so a new one leaves the ids of old records as they are.
+        settings = {k: v for k, v in self.changed().items() if k not in idle}
         settings["revision"] = REVISION
-        if self.dataset not in CLASSES:
+        if self.dataset.endswith(".npz"):
             settings["dataset"] = hashlib.sha256(Path(self.dataset).read_bytes()).hexdigest()
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)
+
+    def changed(self) -> dict:
+        """What is not at the class's own default: enough to make the same experiment again."""
+        return {f.name: value for f in dataclasses.fields(self) if (value := getattr(self, f.name)) != f.default}
 
     def replace(self, **changes) -> "Experiment":
         """The same experiment with some settings changed.
@@ -320,3 +339,20 @@ class Experiment:
         if name == "smoke":
             settings = settings | dict(reconfigure_every=SMOKE_RECONFIGURE_EVERY.get(method, 2))
         return cls(method=method, dataset=dataset, **(PAPER | settings | overrides))
+
+
+def is_hook(name: str) -> bool:
+    """Whether this names a function of the user's own, package.module:function."""
+    return re.fullmatch(HOOK, name) is not None
+
+
+def function_of(hook: str, setting: str) -> Callable:
+    """The function that a setting names."""
+    module, _, name = hook.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{setting}: {hook!r} is not allowed; it cannot be imported ({error})") from error
+    if not callable(function):
+        raise ValueError(f"{setting}: {hook!r} is not allowed; it is not a function")
+    return function

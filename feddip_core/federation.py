@@ -22,8 +22,7 @@ from torch.func import functional_call
 from tqdm.auto import tqdm
 
 from . import checkpoints, communication, data, masks, models, native, records
-from .experiment import REVISION, Experiment
-from .live import Live, in_notebook
+from .experiment import REVISION, Experiment, is_hook
 from .local import Gradient, Term, eager_gradient, forward_of, row_by_row, stacked_gradient, train_
 from .masks import Mask
 from .methods import METHODS
@@ -120,20 +119,21 @@ class Federation:
     def __init__(self, exp: Experiment, dataset: data.Dataset):
         self.exp, self.device = exp, torch.device(exp.device)
         self.data = dataset.to(self.device)
-        self.parts = [i.to(self.device) for i in data.partition(dataset.y_train, exp.partition, exp.clients, exp.seed)]
-        with global_stream(torch.device("cpu"), exp.seed, "initial weights"):
-            net = models.build(exp.model, dataset.num_classes, exp.width, exp.norm, **dataset.image)
-        self.net = net.to(self.device)
+        parts = data.partition(dataset.y_train, exp.partition, exp.clients, exp.seed, dataset.owner)
+        self.parts = [i.to(self.device) for i in parts]
+        self.net = _network(exp, dataset).to(self.device)
         self.layout = models.Layout.of(self.net)
         self.statistics = models.Layout.of_statistics(self.net)
-        self.uses = models.uses(self.net, dataset.image)
-        self.kernel = _kernel(exp, self.net, dataset.image, self.device)
+        self.num_classes = models.classes(self.net, self.data.sample)
+        self.uses = models.uses(self.net, self.data.sample)
+        self.kernel = _kernel(exp, self.net, dataset, self.device)
         self.forward = forward_of(self.net, self.layout, exp.precision, exp.channels_last, exp.torch_compile)
         self.own_norms = exp.batch_norm == "local"
         places = [i for k in models.norm_names(self.net) for i in self.layout.span(k)] if self.own_norms else []
         self.norms = torch.tensor(places, dtype=torch.int64, device=self.device)
         self.method = METHODS[exp.method](exp, self)
         self.aggregate: Tensor | None = None  # w̄ of the last round, before it was pruned, for an observer
+        self.faults: list[dict] = []  # clients whose answer a round went without; never any in one process
 
     @property
     def gradient_name(self) -> str:
@@ -151,9 +151,9 @@ class Federation:
     def round(self, state: State, train: Train | None = None) -> tuple[State, dict]:
         """One pass of Algorithm 1's outer loop, and what was measured on the way."""
         began, exp, t = time.perf_counter(), self.exp, state.t
-        chosen, kept_back, norms, zeros = self.select(t), {}, state.norms.clone(), []
-        uploads = self._received((train or self.train_clients)(state, chosen), chosen, kept_back, norms, zeros)
-        mean = aggregate(uploads, [len(self.parts[n]) for n in chosen])
+        chosen, sizes, uploads = self.collect(state, self.select(t), train or self.train_clients)
+        kept_back, norms, zeros = {}, state.norms.clone(), []
+        mean = aggregate(self._received(uploads, chosen, kept_back, norms, zeros), sizes)
         w, m, memory = self.method.reconfigure(mean, state, chosen, kept_back)
         self.aggregate = w
         regrown, dropped = masks.changes(self.full_mask(state.m), self.full_mask(m))
@@ -189,6 +189,14 @@ class Federation:
         """K of the N clients, uniformly and without replacement."""
         order = torch.randperm(self.exp.clients, generator=stream(self.exp.seed, "select", t))
         return sorted(order[: self.exp.clients_per_round].tolist())
+
+    def collect(self, state: State, chosen: list[int], train: Train) -> tuple[list[int], list[int], Iterable]:
+        """Of the chosen clients those that answer, here all; how many samples each has trained on; their uploads."""
+        return chosen, [len(self.parts[n]) for n in chosen], train(state, chosen)
+
+    def ask(self, n: int, question: str, **tensors: Tensor) -> dict[str, Tensor]:
+        """What client n answers to a question of the method, before the first round."""
+        return getattr(self.method, question)(n, **tensors)
 
     def train_clients(self, state: State, chosen: list[int]) -> Iterator[dict[str, Tensor]]:
         """One after the other, here; or those with as many samples side by side."""
@@ -341,6 +349,7 @@ def run(
     until: int | None = None,
     observe: Callable[[Federation, State], None] | None = None,
     progress: bool = True,
+    federation: Callable[[Experiment, data.Dataset], Federation] = Federation,
 ) -> Run:
     """Train, and return the metrics of every round and the final sparse model.
 
@@ -348,7 +357,8 @@ def run(
     the same bits. `workers` processes train the clients of a round, to the same bits as one. `until` stops after a
     round of a longer experiment. `observe(federation, state)` is called after every round, so that such a run begins
     anew instead of going on, unless the observer says by an attribute `seen` that it knows the rounds until there; a
-    state is never changed, and may be kept. `progress` shows a bar, in a notebook also the curves.
+    state is never changed, and may be kept. `progress` shows a bar, in a notebook also the curves. `federation` makes
+    the clients and the server; `flower.py` has one whose clients are elsewhere.
     """
     _check_device(experiment)
     _check("until", until, until is None or _whole(until, 1, experiment.rounds), f"from 1 to {experiment.rounds}")
@@ -356,22 +366,26 @@ def run(
     if workers > 1 and (experiment.device != "cpu" or experiment.threads > 1 or experiment.stacked):
         needs = "device='cpu', threads=1 and stacked=False"
         raise ValueError(f"workers: {workers} is not allowed; more than one needs {needs}")
-    dataset = data.load(experiment.dataset, data_dir, experiment.normalisation)
+    # Data that clients bring are not the server's to see, unless the clients are in this process.
+    dataset = data.of(experiment, data_dir, None if federation is Federation else [])
     with computing(experiment), ExitStack() as stack:
-        federation = Federation(experiment, dataset)
+        federation = federation(experiment, dataset)
         made_by = dict(gradient=federation.gradient_name, numerics=numerics())
         record = records.Record(experiment, dataset.sha256, out, **made_by)
         stack.enter_context(record.alone())
         state, rows = _begin(federation, record, getattr(observe, "seen", 0) if observe else experiment.rounds)
+        federation.faults = list(record.provenance.get("faults", []))
         if until is not None and until < state.t:
             raise ValueError(f"until: {until} is not allowed; {record.folder} is at round {state.t} already")
         train = stack.enter_context(_workers(federation, workers)).train if workers > 1 else None
         log = stack.enter_context(_Log(record, state, rows, floor=record.earlier if observe else 0))
         bar = stack.enter_context(_bar(federation, progress))
-        picture = Live(experiment.method) if not bar.disable and in_notebook() else None
+        picture = None if bar.disable else _picture(experiment)
         bar.update(state.t)
         while state.t < (until or experiment.rounds) and not (rows and records.diverged(rows[-1])):
             state, row = federation.round(state, train)
+            if federation.faults:
+                record.provenance["faults"] = federation.faults
             # Before the log: what a checkpoint has behind it, the observer has seen, whenever the process is killed.
             if observe:
                 observe(federation, state)
@@ -458,6 +472,12 @@ def _begin(federation: Federation, record: records.Record, latest: int) -> tuple
     return State.of(last.tensors, plain["t"], plain["mask_version"]), plain["rows"]
 
 
+def _picture(exp: Experiment):
+    from .live import Live, in_notebook  # bring matplotlib, which no process without a screen need wait for
+
+    return Live(exp.method) if in_notebook() else None
+
+
 def _workers(federation: Federation, count: int):
     from .workers import Workers  # which imports this module
 
@@ -473,12 +493,19 @@ def _check(name: str, value, good: bool, allowed: str) -> None:
         raise ValueError(f"{name}: {value!r} is not allowed; it must be a whole number {allowed}")
 
 
-def _kernel(exp: Experiment, net: nn.Module, image: dict[str, int], device: torch.device) -> native.Kernel | None:
+def _network(exp: Experiment, dataset: data.Dataset) -> nn.Module:
+    with global_stream(torch.device("cpu"), exp.seed, "initial weights"):
+        if is_hook(exp.model):
+            return models.build(exp.model, 0)
+        return models.build(exp.model, dataset.num_classes, exp.width, exp.norm, **dataset.image)
+
+
+def _kernel(exp: Experiment, net: nn.Module, dataset: data.Dataset, device: torch.device) -> native.Kernel | None:
     """The compiled gradient, if the experiment wants it and it is to be had; None is PyTorch's."""
     if exp.gradient == "eager" or exp.stacked or exp.torch_compile or exp.precision != "float32":
         return None
     try:
-        return native.Kernel(net, image, device)
+        return native.Kernel(net, dataset.image, device)
     except native.Unavailable as reason:
         if exp.gradient == "native":
             raise ValueError(f"gradient: 'native' is not to be had; {reason}") from reason

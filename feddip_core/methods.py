@@ -52,6 +52,14 @@ class FedAvg:
         """What client n does after its last step, to what it uploads."""
         return upload
 
+    def remembered_for(self, state, n: int) -> list[str]:
+        """What of the memory client n needs for its round; each is a mask as a vector."""
+        return []
+
+    def sends(self, t: int, m: Mask | None) -> tuple[str, ...]:
+        """What a client sends in round t beside its weights: a mask of its own, or another vector as long as those."""
+        return ()
+
     def reconfigure(self, mean: Tensors, state, chosen: list[int], kept_back: dict[int, Tensor]) -> tuple:
         """The server's weights, mask and memory after the round, from the average of the uploads."""
         return mean["w"], self.next_mask(self.layout.weights(mean["w"]), state.m, state.t), {}
@@ -174,10 +182,13 @@ class Snip(FedAvg):
     def uplink_bits(self, state, chosen):
         return len(chosen) * self.site.payload_bits(self.client_mask(state, chosen[0]))
 
+    def remembered_for(self, state, n):
+        return [k for k in ("mask",) if k in state.memory]
+
     def _score(self, w: Tensor) -> Tensor:
         """∂CE/∂c at c = 1 for weights c ⊙ w, that is g ⊙ w, on one batch of each of the first K clients."""
         chosen = self.site.select(0)
-        return sum(self.site.batch_gradient(w, n, 0, "snip") for n in chosen) / len(chosen) * w
+        return sum(self.site.ask(n, "sensitivity", w=w)["g"] for n in chosen) / len(chosen) * w
 
     def _authors_score(self, w: Tensor) -> Tensor:
         """Of other weights than those that are trained, with a loss that expects probabilities, at one client."""
@@ -185,7 +196,11 @@ class Snip(FedAvg):
         with global_stream(self.site.device, self.exp.seed, "snip"):
             for v in self.layout.weights(fresh).values():
                 nn.init.xavier_normal_(v)
-        return self.site.batch_gradient(fresh, 0, 0, "snip", loss_of=F.nll_loss) * fresh
+        return self.site.ask(0, "sensitivity", w=fresh)["g"] * fresh
+
+    def sensitivity(self, n: int, w: Tensor) -> Tensors:
+        """At client n: the gradient at w on one batch."""
+        return {"g": self.site.batch_gradient(w, n, 0, "snip", F.nll_loss if self.authors else F.cross_entropy)}
 
 
 class PruneFL(FedAvg):
@@ -199,31 +214,36 @@ class PruneFL(FedAvg):
     def start(self, w):
         if self.exp.sparsity_target == 0:
             return w, None, {}
-        with global_stream(self.site.device, self.exp.seed, "prunefl"):
-            w, m = (self._authors_start if self.authors else self._start)(w.clone())
-        return w, m, {}
+        found = self.site.ask(0, "first_mask", w=w)
+        return found["w"], self.site.mask_of(found["mask"]), {}
 
-    def _start(self, w: Tensor) -> tuple[Tensor, Mask]:
-        """One client trains on ten batches and prunes every 50 passes, by at most 30 %, until s_0 is reached."""
+    def first_mask(self, n: int, w: Tensor) -> Tensors:
+        """At client n: weights that it has trained by itself, and the mask that it has found."""
+        with global_stream(self.site.device, self.exp.seed, "prunefl"):
+            w, m = (self._authors_start if self.authors else self._start)(n, w.clone())
+        return {"w": w, "mask": self.layout.flat_mask(m, like=w)}
+
+    def _start(self, n: int, w: Tensor) -> tuple[Tensor, Mask]:
+        """The client trains on ten batches and prunes every 50 passes, by at most 30 %, until s_0 is reached."""
         # Differs from PruneFL, which stops when five densities in a row change little: here the density is given.
-        batches = list(islice(self.site.batches(0, 0, "prunefl"), self.BATCHES))
+        batches = list(islice(self.site.batches(n, 0, "prunefl"), self.BATCHES))
         m, goal, passes = self.site.full_mask(None), self._keep(self.exp.sparsity_initial), 0
         while masks.kept(m) > goal or passes == 0:
             summed = Summed(w)
             for _ in range(self.PASSES):
                 loss = self.site.train_(w, m, batches, terms=[summed], feedback=False)
             passes += self.PASSES
-            trained = self.site.accuracy(w, batches) >= 1.5 / self.site.data.num_classes
+            trained = self.site.accuracy(w, batches) >= 1.5 / self.site.num_classes
             if trained or passes >= self.MOST_PASSES or not loss.isfinite():
                 keep = max(goal, masks.kept(m) - int(0.3 * masks.kept(m)))
                 m = self._mask(w, summed.total.square(), m, keep, r=0)
                 w = self.site.pruned(w, m)
         return w, m
 
-    def _authors_start(self, w: Tensor) -> tuple[Tensor, Mask]:
-        """Passes over half of the first client's data until it is a little better than chance; g² of one batch."""
-        enough = 0.11 if self.site.data.num_classes <= 10 else 0.02
-        batches = list(self.site.batches(0, 0, "prunefl"))
+    def _authors_start(self, n: int, w: Tensor) -> tuple[Tensor, Mask]:
+        """Passes over half of the client's data until it is a little better than chance; g² of one batch."""
+        enough = 0.11 if self.site.num_classes <= 10 else 0.02
+        batches = list(self.site.batches(n, 0, "prunefl"))
         batches, last = batches[: (len(batches) + 1) // 2], Summed(w, last_only=True)
         for passes in range(1, 50):
             self.site.train_(w, None, batches, terms=[last])
@@ -234,6 +254,9 @@ class PruneFL(FedAvg):
 
     def terms(self, t, start):
         return [Summed(start, last_only=self.authors)]
+
+    def sends(self, t, m):
+        return ("g2",)
 
     def finish(self, upload, terms, m, state, n):
         return upload | {"g2": terms[0].total.square()}
@@ -309,6 +332,9 @@ class PruneTrain(FedAvg):
             return upload
         return upload | {"w": self.site.pruned(upload["w"], self._authors_mask(upload["w"], state.t))}
 
+    def sends(self, t, m):
+        return ("mask",) if self.authors else ()
+
     def _authors_mask(self, w: Tensor, t: int) -> Mask:
         """By magnitude, at every client and at the server: all layers but the first and the last, to s_t."""
         inner = dict(list(self.layout.weights(w).items())[1:-1])
@@ -353,9 +379,17 @@ class FedDST(FedAvg):
         own = state.memory.get(f"mask {n}")
         return self._erk_mask(self.exp.sparsity_target, "initial mask") if own is None else self.site.mask_of(own)
 
+    def remembered_for(self, state, n):
+        return [k for k in (f"mask {n}",) if k in state.memory]
+
+    def sends(self, t, m):
+        if self._tau(t) is None or m is None:
+            return ()
+        return ("kept back",) if self.authors else ("mask",)
+
     def finish(self, upload, terms, m, state, n):
         t = state.t
-        if self._tau(t) is None or m is None:
+        if not self.sends(t, m):
             return upload
         loss_of = F.nll_loss if self.authors else F.cross_entropy
         g = self.site.batch_gradient(upload["w"], n, t, "regrow", loss_of)

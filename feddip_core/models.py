@@ -1,7 +1,7 @@
 """The paper's three networks (Section VI), written plainly, and their parameters as one flat vector.
 
 `width` scales every hidden width; 1 is the paper's. Convolutions and linear layers are prunable,
-but neither biases nor batch norms nor the 1×1 shortcuts of ResNet-18.
+but neither biases nor batch norms nor the 1×1 shortcuts of ResNet-18. A network of your own comes from a function.
 """
 
 import math
@@ -12,6 +12,8 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .experiment import function_of, is_hook
 
 
 class LeNet5(nn.Module):
@@ -108,11 +110,20 @@ def scaled(width: float, *channels: int) -> list[int]:
 
 def build(name: str, num_classes: int, width: float = 1.0, norm: str = "batch", **image) -> nn.Module:
     """A network with PyTorch's default initialisation; `channels` and `size` of the image default to the paper's."""
+    if is_hook(name):
+        return _own(name)
     if name not in MODELS:
         raise ValueError(f"model: {name!r} is not allowed; it must be one of {', '.join(MODELS)}")
     if image.get("size", 28) < 16:
         raise ValueError(f"size: {image['size']!r} is not allowed; the networks need images of at least 16 × 16")
     return MODELS[name](num_classes, width, **image, **({"norm": norm} if name == "resnet18" else {}))
+
+
+def _own(hook: str) -> nn.Module:
+    net = function_of(hook, "model")()
+    if not isinstance(net, nn.Module) or not prunable(net):
+        raise ValueError(f"model: {hook!r} is not allowed; it must give an nn.Module with a Conv2d or a Linear layer")
+    return net
 
 
 def prunable(net: nn.Module) -> list[str]:
@@ -202,24 +213,33 @@ def norm_names(net: nn.Module) -> list[str]:
 def flops(net: nn.Module, image: Mapping[str, int]) -> int:
     """Of one sample's forward pass: two for each use of a weight of a convolution or a linear layer, biases aside."""
     sizes = {k: v.numel() for k, v in net.named_parameters()}
-    return 2 * sum(count * sizes[k] for k, count in _positions(net, image).items())
+    x = torch.zeros(1, image["channels"], image["size"], image["size"], device=next(net.parameters()).device)
+    return 2 * sum(count * sizes[k] for k, count in _positions(net, x).items())
 
 
-def uses(net: nn.Module, image: Mapping[str, int]) -> dict[str, int]:
+def classes(net: nn.Module, x: Tensor) -> int:
+    """How many classes the network tells apart."""
+    with torch.no_grad():
+        logits = net.eval()(x)
+    if logits.ndim != 2 or len(logits) != len(x):
+        raise ValueError(f"model: {len(x)} samples give {tuple(logits.shape)}; it must be a row of logits for each")
+    return logits.shape[1]
+
+
+def uses(net: nn.Module, x: Tensor) -> dict[str, int]:
     """How often one sample's forward pass uses each prunable weight: the positions of its layer's output."""
-    counts = _positions(net, image)
-    return {k: counts[k] for k in prunable(net)}
+    counts = _positions(net, x)
+    return {k: counts.get(k, 0) for k in prunable(net)}
 
 
-def _positions(net: nn.Module, image: Mapping[str, int]) -> dict[str, int]:
+def _positions(net: nn.Module, x: Tensor) -> dict[str, int]:
     counts: dict[str, int] = {}
     names = {module: f"{k}.weight" for k, module in net.named_modules()}
 
     def count(module, _, output):
-        counts[names[module]] = output[0, 0].numel()
+        counts[names[module]] = output[0].numel() // len(module.weight)
 
     hooks = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    x = torch.zeros(1, image["channels"], image["size"], image["size"], device=next(net.parameters()).device)
     with torch.no_grad():
         net.eval()(x)
     for hook in hooks:

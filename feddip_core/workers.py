@@ -117,6 +117,7 @@ def _share(federation: Federation, folder: Path) -> dict:
         "arrays": {k: (v.shape, str(v.dtype).removeprefix("torch.")) for k, v in arrays.items()},
         "crop_padding": federation.data.crop_padding,
         "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "path": [os.path.abspath(entry) for entry in sys.path],
     }
 
 
@@ -149,6 +150,7 @@ def _receive(pipe: BinaryIO) -> tuple[dict, bytes]:
 
 def _work(requests: BinaryIO, answers: BinaryIO) -> None:
     order = json.loads(requests.readline())
+    sys.path += [entry for entry in order["path"] if entry not in sys.path]  # last: for a network of the user's own
     exp = Experiment(**order["experiment"])
     torch.set_default_dtype(getattr(torch, order["dtype"]))
     with computing(exp):

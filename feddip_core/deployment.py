@@ -1,0 +1,188 @@
+"""A Flower deployment on this machine: a SuperLink and a SuperNode for each client, each a process, over TLS.
+
+What ten hospitals would start on eleven hosts, on loopback: for the notebook, for tests, and to copy from. The
+certificate is signed by an authority made on the spot; where clients are real, their keys would be registered too.
+"""
+
+import datetime
+import ipaddress
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from . import records
+from .experiment import Experiment
+
+APP = Path(__file__).parent.parent  # with the pyproject.toml that `flwr run` reads
+STARTING = 60  # seconds for a SuperLink to listen
+
+
+class Deployment:
+    """`with Deployment(folder, clients=3) as d: d.run(exp, out)`; logs, certificates and Flower's state in `folder`."""
+
+    def __init__(self, folder: str | Path, clients: int, data_dir: str | Path | None = None):
+        self.folder, self.clients, self.data_dir = Path(folder).resolve(), clients, data_dir
+        self.home = self.folder / "flwr"
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.authority, self.certificate, self.key = make_certificates(self.folder)
+        connection = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.authority}"\n'
+        (self.home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{connection}')
+        self.link: subprocess.Popen | None = None
+        self.nodes: dict[int, subprocess.Popen] = {}
+
+    def __enter__(self) -> "Deployment":
+        try:
+            self.start_link()
+            for n in range(self.clients):
+                self.start_node(n)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_) -> None:
+        for process in [*self.nodes.values(), self.link]:
+            kill(process)
+
+    def start_link(self) -> None:
+        tls = ["--ssl-certfile", self.certificate, "--ssl-keyfile", self.key, "--ssl-ca-certfile", self.authority]
+        self.link = self._start(
+            "flower-superlink", *tls, "--host", "127.0.0.1", "--port", self.port,
+            "--disable-runtime-dependency-installation", log="superlink",
+        )  # fmt: skip
+        deadline = time.monotonic() + STARTING
+        while not listening(self.port):
+            if self.link.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the SuperLink does not start; see {self.folder / 'superlink.log'}")
+            time.sleep(0.2)
+
+    def start_node(self, n: int) -> None:
+        config = f"partition-id={n}" + (f' data-dir="{self.data_dir}"' if self.data_dir else "")
+        self.nodes[n] = self._start(
+            "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", self.authority,
+            "--port", free_port(), "--node-config", config, log=f"supernode-{n}",
+        )  # fmt: skip
+
+    def kill_node(self, n: int) -> None:
+        """As a power cut would: the node and what it has started, at once."""
+        kill(self.nodes.pop(n))
+
+    def kill_link(self) -> None:
+        kill(self.link)
+
+    def submit(self, exp: Experiment, out: str | Path, **config) -> int:
+        """`flwr run` of an experiment, with these entries of the run configuration; Flower's number of the run."""
+        whole = dict(preset="", method="", dataset="", settings=json.dumps(exp.changed()))
+        config |= whole | {"out": str(Path(out).resolve())}
+        file = self.folder / "run.toml"
+        file.write_text("".join(f"{k.replace('_', '-')} = {json.dumps(v)}\n" for k, v in config.items()))
+        done = subprocess.run(
+            [tool("flwr"), "run", str(APP), "here", "--format", "json", "--run-config", str(file)],
+            capture_output=True, text=True, env=self._environment(), cwd=self.folder, timeout=120,
+        )  # fmt: skip
+        answer = json.loads(done.stdout or "{}")
+        if done.returncode or not answer.get("success"):
+            raise RuntimeError(f"flwr run failed: {answer.get('error-message') or done.stderr or done.stdout}")
+        return int(answer["run-id"])
+
+    def ended(self, number: int) -> bool:
+        """Whether the run has ended, as Flower has it; RuntimeError if it has failed."""
+        done = subprocess.run(
+            [tool("flwr"), "list", "here", "--run-id", str(number), "--format", "json"],
+            capture_output=True, text=True, env=self._environment(), cwd=self.folder, timeout=120,
+        )  # fmt: skip
+        status = json.loads(done.stdout)["runs"][0]["status"]
+        if status.startswith("finished") and "completed" not in status:
+            raise RuntimeError(f"the run {number} ended as {status}; see {self.folder / 'superlink.log'}")
+        return status.startswith("finished")
+
+    def run(self, exp: Experiment, out: str | Path, within: float = 600, **config) -> pd.DataFrame:
+        """Submit, wait until the record is whole, and return its metrics."""
+        out, deadline = Path(out).resolve(), time.monotonic() + within
+        number, looked = self.submit(exp, out, **config), time.monotonic()
+        while not records.progress(exp, out)[1]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{exp.run_id} is not done after {within:g} s; logs are in {self.folder}")
+            # Flower's command takes seconds to start: it is asked now and then only, for a run that has failed.
+            if time.monotonic() - looked > 30 and self.ended(number) and not records.progress(exp, out)[1]:
+                raise RuntimeError(f"{exp.run_id} has ended without its last round; see {self.folder}")
+            time.sleep(0.5)
+        return records.load_run(out / exp.run_id)
+
+    def _start(self, name: str, *words, log: str) -> subprocess.Popen:
+        with open(self.folder / f"{log}.log", "ab") as file:
+            # In a group of its own, so that it can be killed with what it starts.
+            return subprocess.Popen(
+                [tool(name), *map(str, words)], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                env=self._environment(), cwd=self.folder, start_new_session=True,
+            )  # fmt: skip
+
+    def _environment(self) -> dict[str, str]:
+        # Its own state, this very package, and one thread for each of the many processes.
+        path = os.pathsep.join([str(APP), *filter(None, [os.environ.get("PYTHONPATH")])])
+        here = {"FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        return os.environ | here | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+
+
+def tool(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+def kill(process: subprocess.Popen | None) -> None:
+    if process is None:
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as s:
+        s.settimeout(1)
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def make_certificates(folder: Path, hosts: Iterable[str] = ("127.0.0.1",)) -> tuple[Path, Path, Path]:
+    """An authority and a server's certificate for these addresses, for a week; paths of authority, certificate, key."""
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("FedDIP authority", "SuperLink")]
+    now = datetime.datetime.now(datetime.UTC)
+
+    def certificate(i: int, extensions) -> bytes:
+        builder = x509.CertificateBuilder(names[0], names[i], keys[i].public_key(), x509.random_serial_number())
+        builder = builder.not_valid_before(now - datetime.timedelta(hours=1))
+        builder = builder.not_valid_after(now + datetime.timedelta(days=7))
+        for extension, critical in extensions:
+            builder = builder.add_extension(extension, critical)
+        return builder.sign(keys[0], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host)) for host in hosts])
+    paths = tuple(folder / name for name in ("authority.crt", "superlink.crt", "superlink.key"))
+    for i, more in enumerate(([], [(addresses, False)])):
+        signs = x509.BasicConstraints(ca=i == 0, path_length=0 if i == 0 else None)
+        paths[i].write_bytes(certificate(i, [(signs, True), *more]))
+    paths[2].touch(mode=0o600)
+    paths[2].write_bytes(keys[1].private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ))  # fmt: skip
+    return paths

@@ -1,0 +1,357 @@
+"""FedDIP on Flower: the same experiment, to the same bits, with its clients in other processes or on other hosts.
+
+`Server` is a Federation whose clients are Flower's nodes: it overrides who trains, and nothing else. A client answers
+three messages with the functions that `run` uses too: who it is, a question of its method, a round of training.
+`server_app` and `client_app` are what `flwr run` starts; `simulate` runs them on one machine, on Ray.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+
+# Read when Flower and Ray are imported: nothing is reported to their makers unless the user says so.
+os.environ.update({"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"} | os.environ)
+
+import pandas as pd
+import torch
+import yaml
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from torch import Tensor
+
+from . import data, wire
+from .experiment import Experiment, is_hook
+from .federation import Federation, Run, State, computing, run
+from .records import write
+from .wire import MaskMissing, Rejected
+
+log = logging.getLogger(__name__)
+
+ANSWER_WITHIN = 600.0  # seconds for a client to answer
+PATIENCE = 120.0  # seconds for clients to be there at all
+PAUSE = 0.1  # seconds between two looks for answers
+MOST_EXAMPLES = 10**9  # that a client may claim; where the server knows how many it has, exactly those
+WHO, ASK, TRAIN = "query.who", "query.ask", "train"
+
+
+class NobodyAnswered(RuntimeError):
+    """A round without a single answer that can be used; the checkpoint stays, and the same run goes on from it."""
+
+
+class Server(Federation):
+    """The server of Algorithm 1, whose clients are the nodes of a grid.
+
+    A client that is away, late or wrong is left out of its round, and `faults` says so; the others' weights are
+    renormalised. It is asked again as soon as it is there again. `out` keeps the bytes of every message.
+    """
+
+    def __init__(
+        self, exp: Experiment, dataset: data.Dataset, grid: Grid, out: str | Path | None = None,
+        answer_within: float = ANSWER_WITHIN, patience: float = PATIENCE,
+    ):  # fmt: skip
+        super().__init__(exp, dataset)
+        self.grid, self.answer_within, self.patience = grid, answer_within, patience
+        self.nodes = Nodes(grid, exp.clients, answer_within)
+        self.holds: dict[int, int] = {}  # the version of the mask that each node was sent last
+        self.file = out and Path(out) / exp.run_id / "messages.csv"
+        self.bytes: list[dict] = []
+
+    def start(self) -> State:
+        self.nodes.wait(range(self.exp.clients), self.patience)
+        return super().start()
+
+    def ask(self, n: int, question: str, **tensors: Tensor) -> dict[str, Tensor]:
+        self.nodes.wait([n], self.patience)
+        order = _content(tensors, {"experiment": _settings(self.exp), "question": question})
+        reply = self._send({n: order}, ASK, 0).get(n)
+        if reply is None or (reason := _error(reply)):
+            raise NobodyAnswered(f"client {n}: {reason if reply else 'no answer in time'} to {question!r}")
+        return {k: v.to(self.device) for k, v in _arrays(reply).items()}
+
+    def collect(self, state, chosen, train):
+        deadline = time.monotonic() + self.patience
+        while True:
+            self.nodes.look()
+            answers = self._answers(state, [n for n in chosen if n in self.nodes.of])
+            good = {n: a for n, a in answers.items() if not isinstance(a, str)}
+            if good or time.monotonic() > deadline:
+                break
+            time.sleep(PAUSE)  # nobody is there: a network that is down may come back
+        for n in chosen:
+            if n not in good:
+                self._fault(state.t + 1, n, answers.get(n, "it is not connected"))
+        self._keep_bytes()
+        if not good:
+            reasons = "; ".join(f"client {n}: {answers.get(n, 'it is not connected')}" for n in chosen)
+            raise NobodyAnswered(f"round {state.t + 1}: nobody has given an answer that can be used ({reasons})")
+        return list(good), [size for _, size in good.values()], [upload for upload, _ in good.values()]
+
+    def _answers(self, state: State, chosen: list[int]) -> dict[int, tuple[dict, int] | str]:
+        """Of each client its upload and its number of samples, or why there is none."""
+        replies = self._send({n: self._order(state, n) for n in chosen}, TRAIN, state.t + 1)
+        # A node that was started anew holds no mask, whatever it was sent before.
+        again = [n for n, reply in replies.items() if _error(reply) == MaskMissing.__name__]
+        replies |= self._send({n: self._order(state, n, with_mask=True) for n in again}, TRAIN, state.t + 1)
+        answers = {}
+        for n in chosen:
+            try:
+                if n not in replies:
+                    raise Rejected(f"no answer within {self.answer_within:g} s")
+                answers[n] = self._checked(state, n, replies[n])
+                self.holds[self.nodes.of[n]] = state.mask_version
+            except Rejected as reason:
+                answers[n] = str(reason)
+                self.nodes.forget(n)  # until it says again who it is
+        return answers
+
+    def _order(self, state: State, n: int, with_mask: bool = False) -> RecordDict:
+        with_mask = with_mask or self.holds.get(self.nodes.of[n]) != state.mask_version
+        plain = {"t": state.t, "mask_version": state.mask_version, "sparse": state.m is not None}
+        plain["experiment"] = _settings(self.exp)
+        return _content(wire.download(self, state, n, with_mask), plain)
+
+    def _checked(self, state: State, n: int, reply: Message) -> tuple[dict[str, Tensor], int]:
+        if reason := _error(reply):
+            raise Rejected(reason)
+        try:
+            metrics = reply.content["metrics"]
+            size, loss, arrays = metrics["num-examples"], float(metrics["loss"]), _arrays(reply)
+        except Exception as error:  # a client may send anything
+            raise Rejected(f"it cannot be read ({type(error).__name__})") from error
+        known = len(self.parts[n])
+        if type(size) is not int or not 1 <= size <= MOST_EXAMPLES or (known and size != known):
+            allowed = f"it has {known}" if known else f"it must be a whole number from 1 to {MOST_EXAMPLES}"
+            raise Rejected(f"it claims {size!r} samples; {allowed}")
+        return wire.unpack_upload(self, state, n, arrays, loss), size
+
+    def _send(self, orders: Mapping[int, RecordDict], kind: str, t: int) -> dict[int, Message]:
+        """The replies of those clients that answer in time."""
+        messages = {n: self.nodes.message(self.nodes.of[n], order, kind, t) for n, order in orders.items()}
+        replies = self.nodes.exchange(messages)
+        for n, message in messages.items():
+            up = size_of(replies[n]) if n in replies else 0
+            self.bytes.append({"round": t, "client": n, "kind": kind, "down_bytes": size_of(message), "up_bytes": up})
+        return replies
+
+    def _fault(self, t: int, n: int, reason: str) -> None:
+        log.warning("round %d goes on without client %d: %s", t, n, reason)
+        self.faults.append({"round": t, "client": n, "reason": reason})
+
+    def _keep_bytes(self) -> None:
+        if self.file and self.file.parent.is_dir():
+            write(self.file, pd.DataFrame(self.bytes).to_csv(index=False, lineterminator="\n"))
+
+
+class Nodes:
+    """Which node of the grid is which client: each is asked, and one that was away is asked again."""
+
+    def __init__(self, grid: Grid, clients: int, answer_within: float):
+        self.grid, self.clients, self.answer_within = grid, clients, answer_within
+        self.of: dict[int, int] = {}  # client -> node
+        self.asked: dict[str, tuple[int, float]] = {}  # message -> node, and when it is asked anew
+        self.refused: set[int] = set()
+
+    def wait(self, clients, patience: float) -> None:
+        """Until these clients are there."""
+        deadline = time.monotonic() + patience
+        while missing := [n for n in clients if n not in self.of]:
+            if time.monotonic() > deadline:
+                names = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
+                raise NobodyAnswered(f"clients {names} are not connected after {patience:g} s")
+            self.look()
+            time.sleep(PAUSE)
+
+    def look(self) -> None:
+        """Ask nodes that are new who they are, and hear those that were asked."""
+        here = set(self.grid.get_node_ids())
+        self.of = {n: node for n, node in self.of.items() if node in here}
+        for reply in self.grid.pull_messages(list(self.asked)) if self.asked else ():
+            node, _ = self.asked.pop(reply.metadata.reply_to_message_id, (None, 0))
+            if node in here and not _error(reply):
+                self._hear(node, reply)
+        now = time.monotonic()
+        self.asked = {i: (node, until) for i, (node, until) in self.asked.items() if node in here and now < until}
+        known = {*self.of.values(), *self.refused, *(node for node, _ in self.asked.values())}
+        for node in here - known:
+            for i in self.grid.push_messages([self.message(node, RecordDict(), WHO, 0)]):
+                self.asked[i] = (node, now + self.answer_within)
+
+    def _hear(self, node: int, reply: Message) -> None:
+        try:
+            n = reply.content["config"]["client"]
+        except Exception:  # a client may send anything
+            n = None
+        if type(n) is int and 0 <= n < self.clients and n not in self.of:
+            self.of[n] = node
+            return
+        taken = type(n) is int and n in self.of
+        log.warning("node %d is refused: it calls itself client %r, %s", node, n,
+                    "and there is one already" if taken else f"which is none of 0 to {self.clients - 1}")  # fmt: skip
+        self.refused.add(node)
+
+    def forget(self, n: int) -> None:
+        self.of.pop(n, None)
+
+    def message(self, node: int, content: RecordDict, kind: str, t: int) -> Message:
+        return Message(content, node, kind, ttl=self.answer_within, group_id=str(t))
+
+    def exchange(self, messages: Mapping[int, Message]) -> dict[int, Message]:
+        waiting = {i: n for n, message in messages.items() for i in self.grid.push_messages([message])}
+        deadline, replies = time.monotonic() + self.answer_within, {}
+        while waiting and time.monotonic() < deadline:
+            for reply in self.grid.pull_messages(list(waiting)):
+                n = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if n is not None:
+                    replies[n] = reply
+            if waiting:
+                time.sleep(PAUSE)
+        return replies
+
+
+def clients(data_dir: str | None = None) -> ClientApp:
+    """What a node runs: `partition-id` in its configuration is its number, `data-dir` the folder with its data sets."""
+    app = ClientApp()
+
+    def answer(work: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
+        def answered(message, context):
+            try:
+                content = work(message, context)
+            except Exception as error:
+                # What went wrong may tell of the data or of this machine: it stays here, and its kind is sent.
+                if not isinstance(error, MaskMissing):
+                    log.exception("client %s", context.node_config.get("partition-id"))
+                content = _content({}, {"error": type(error).__name__})
+            return Message(content, reply_to=message)
+
+        return answered
+
+    def site_of(message, context) -> tuple[Federation, int]:
+        n = int(context.node_config["partition-id"])
+        folder = data_dir or context.node_config.get("data-dir")
+        settings = message.content["config"]["experiment"]
+        return _site(settings, n if is_hook(json.loads(settings)["dataset"]) else None, folder), n
+
+    def who(message, context):
+        return _content({}, {"client": int(context.node_config["partition-id"])})
+
+    def ask(message, context):
+        site, n = site_of(message, context)
+        with computing(site.exp):
+            return _content(site.ask(n, message.content["config"]["question"], **_arrays(message)), {})
+
+    def train(message, context):
+        site, n = site_of(message, context)
+        plain, arrays = message.content["config"], _arrays(message)
+        version, sparse = plain["mask_version"], plain["sparse"]
+        if "mask" not in arrays and "mask" in context.state and context.state["mask"]["version"] == version:
+            arrays["mask"] = torch.frombuffer(bytearray(context.state["mask"]["bits"]), dtype=torch.uint8)
+        with computing(site.exp):
+            state, bits = wire.unpack_state(site, arrays, plain["t"], version, sparse, n)
+            result = site.train_client(state, n)
+            content = _content(wire.upload(site, state, n, result), {})
+        if sparse:
+            context.state["mask"] = ConfigRecord({"version": version, "bits": bits.numpy().tobytes()})
+        content["metrics"] = MetricRecord({"num-examples": len(site.parts[n]), "loss": float(result["loss"])})
+        return content
+
+    app.query("who")(answer(who))
+    app.query("ask")(answer(ask))
+    app.train()(answer(train))
+    return app
+
+
+@lru_cache(maxsize=4)
+def _site(settings: str, client: int | None, data_dir: str | None) -> Federation:
+    """A client's federation; kept from message to message. Of data that clients bring it has this client's alone."""
+    exp = Experiment(**json.loads(settings))
+    with computing(exp):
+        return Federation(exp, data.of(exp, data_dir, None if client is None else [client]))
+
+
+def _settings(exp: Experiment) -> str:
+    """All that is not at its default, as JSON."""
+    return json.dumps({"dataset": exp.dataset, **exp.changed()})
+
+
+def _content(tensors: Mapping[str, Tensor], plain: dict) -> RecordDict:
+    arrays = ArrayRecord({k: Array(v.detach().cpu().contiguous().numpy()) for k, v in tensors.items()})
+    return RecordDict({"arrays": arrays, "config": ConfigRecord(plain)})
+
+
+def _arrays(message: Message) -> dict[str, Tensor]:
+    """The arrays of a message; Flower reads them without unpickling."""
+    return {k: torch.from_numpy(v.numpy().copy()) for k, v in message.content["arrays"].items()}
+
+
+def _error(reply: Message) -> str | None:
+    """What kept a client from answering."""
+    if reply.has_error():
+        return f"Flower says: {reply.error.reason}"
+    config = reply.content.config_records.get("config", {})
+    return str(config["error"]) if "error" in config else None
+
+
+def size_of(message: Message) -> int:
+    """The bytes of a message as Flower sends it over the network, object by object."""
+    if not message.has_content():
+        return 0
+    return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+
+
+def servers(
+    exp: Experiment, out: str | Path | None = None, data_dir: str | Path | None = None,
+    answer_within: float = ANSWER_WITHIN, patience: float = PATIENCE, done: Callable[[Run], None] = lambda _: None,
+    **options,
+) -> ServerApp:  # fmt: skip
+    """An app that runs this experiment with the grid's nodes as its clients; `options` are those of `run`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        make = partial(Server, grid=grid, out=out, answer_within=answer_within, patience=patience)
+        done(run(exp, out, data_dir=data_dir, federation=make, **options))
+
+    return app
+
+
+def simulate(
+    exp: Experiment, out: str | Path | None = None, *, data_dir: str | Path | None = None, processes: int = 2, **options
+) -> Run:
+    """`run`, with the clients in Flower's simulation: N virtual nodes on `processes` actors of Ray."""
+    from flwr.simulation import run_simulation
+
+    finished: list[Run] = []
+    app = servers(exp, out, data_dir, done=finished.append, **options)
+    folder = data_dir and str(Path(data_dir).expanduser().resolve())
+    backend = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": processes, "include_dashboard": False}}
+    run_simulation(app, clients(folder), num_supernodes=exp.clients, backend_config=backend)
+    return finished[0]
+
+
+def configured(config: Mapping) -> Experiment:
+    """The experiment that a run configuration of `flwr run` names."""
+    settings = yaml.safe_load(config["settings"] or "{}")
+    if not isinstance(settings, dict):
+        raise ValueError(f"settings: {config['settings']!r} is not allowed; it must be YAML such as {{rounds: 4}}")
+    named = {k: config[k] for k in ("dataset", "method") if config[k]}
+    if is_hook(named.get("dataset", "")) or not config["preset"]:
+        return Experiment(**named, **settings)
+    return Experiment.preset(config["preset"], **named, **settings)
+
+
+server_app = ServerApp()
+client_app = clients()
+
+
+@server_app.main()
+def _main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    options = dict(answer_within=float(config["answer-within"]), patience=float(config["patience"]))
+    app = servers(configured(config), config["out"], config["data-dir"] or None, **options, progress=False)
+    app(grid, context)
