@@ -1,8 +1,9 @@
 # make reproduce   run every notebook headlessly; results in outputs/
 # make test        lint, unit tests, every notebook
 # make lab         JupyterLab on the collection
-# make benchmark   a round against a bare PyTorch loop; workers, start-up, growth; results in outputs/benchmarks
-# make benchmark-flower   a round against one of Flower's simulation, in an environment of its own
+# make benchmark   a round against a bare PyTorch loop; workers, start-up, growth, a thousand clients on Flower;
+#                    results in outputs/benchmarks
+# make benchmark-flower   a round against one of Flower's simulation with plain PyTorch clients
 # make benchmark-scale    what the paper's three experiments take: an hour or more, one full-size round of each
 # make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
@@ -13,7 +14,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
-FLOWER := .venv-flower/installed
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 
 # The profile keeps kernels from warning about loopback, the other variable from warning about frozen modules.
@@ -57,6 +57,7 @@ lab: $(INSTALLED)
 
 benchmark: $(INSTALLED)
 	$(BIN)/python tests/benchmark.py
+	$(BIN)/python tests/benchmark_many.py
 
 runs: $(INSTALLED)
 	$(BIN)/python -m feddip_core.batch --preset $(PRESET) --dataset $(DATASET) --methods $(METHODS) --seeds $(SEEDS) \
@@ -65,8 +66,8 @@ runs: $(INSTALLED)
 benchmark-scale: $(INSTALLED)
 	$(BIN)/python tests/benchmark_scale.py
 
-benchmark-flower: $(FLOWER)
-	.venv-flower/bin/python tests/benchmark_flower.py
+benchmark-flower: $(INSTALLED)
+	$(BIN)/python tests/benchmark_flower.py
 
 RESULTS := accuracy communication non_iid layer_sparsity extreme_sparsity paper_vs_code convergence
 paper-fashion: $(INSTALLED)
@@ -90,15 +91,8 @@ notebooks: $(INSTALLED)
 $(INSTALLED): .ci/lock.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=…")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c .ci/lock.txt -e '.[notebooks,test]'
-	@touch $@
-
-# Flower wants another version of `packaging` than the notebooks do, and so an environment of its own.
-$(FLOWER): .ci/lock-flower.txt pyproject.toml
-	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/pip install --quiet --disable-pip-version-check -r .ci/lock-flower.txt
-	.venv-flower/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check -c .ci/lock.txt -e '.[notebooks,flower,test]'
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-flower outputs/notebooks outputs/site outputs/screenshots
+	rm -rf .venv outputs/notebooks outputs/site outputs/screenshots

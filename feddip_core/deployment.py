@@ -60,8 +60,9 @@ class Deployment:
 
     def start_link(self) -> None:
         tls = ["--ssl-certfile", self.certificate, "--ssl-keyfile", self.key, "--ssl-ca-certfile", self.authority]
+        # With a database it knows its nodes again after a restart; without one they would be refused, and leave.
         self.link = self._start(
-            "flower-superlink", *tls, "--host", "127.0.0.1", "--port", self.port,
+            "flower-superlink", *tls, "--host", "127.0.0.1", "--port", self.port, "--database", self.folder / "link.db",
             "--disable-runtime-dependency-installation", log="superlink",
         )  # fmt: skip
         deadline = time.monotonic() + STARTING
@@ -118,8 +119,10 @@ class Deployment:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{exp.run_id} is not done after {within:g} s; logs are in {self.folder}")
             # Flower's command takes seconds to start: it is asked now and then only, for a run that has failed.
-            if time.monotonic() - looked > 30 and self.ended(number) and not records.progress(exp, out)[1]:
-                raise RuntimeError(f"{exp.run_id} has ended without its last round; see {self.folder}")
+            if time.monotonic() - looked > 30:
+                if self.ended(number) and not records.progress(exp, out)[1]:
+                    raise RuntimeError(f"{exp.run_id} has ended without its last round; see {self.folder}")
+                looked = time.monotonic()
             time.sleep(0.5)
         return records.load_run(out / exp.run_id)
 

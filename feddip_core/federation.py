@@ -196,6 +196,8 @@ class Federation:
 
     def ask(self, n: int, question: str, **tensors: Tensor) -> dict[str, Tensor]:
         """What client n answers to a question of the method, before the first round."""
+        if question not in self.method.questions:
+            raise ValueError(f"question: {question!r} is not allowed; {self.exp.method} has {self.method.questions}")
         return getattr(self.method, question)(n, **tensors)
 
     def train_clients(self, state: State, chosen: list[int]) -> Iterator[dict[str, Tensor]]:

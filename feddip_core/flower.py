@@ -9,12 +9,16 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 
-# Read when Flower and Ray are imported: nothing is reported to their makers unless the user says so.
-os.environ.update({"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"} | os.environ)
+# Read when Flower and Ray are imported: nothing is reported to their makers unless the user says so, Ray does not look
+# for a GPU's variables, and a busy machine has two minutes to start it.
+os.environ.update({
+    "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_raylet_start_wait_time_s": "120",
+} | os.environ)  # fmt: skip
 
 import pandas as pd
 import torch
@@ -35,7 +39,8 @@ log = logging.getLogger(__name__)
 
 ANSWER_WITHIN = 600.0  # seconds for a client to answer
 PATIENCE = 120.0  # seconds for clients to be there at all
-PAUSE = 0.1  # seconds between two looks for answers
+GRACE = 10.0  # seconds for a client that was away to say who it is before a round begins without it
+PAUSES = (0.02, 1.0)  # seconds between two looks for answers, at first and at most
 MOST_EXAMPLES = 10**9  # that a client may claim; where the server knows how many it has, exactly those
 WHO, ASK, TRAIN = "query.who", "query.ask", "train"
 
@@ -59,46 +64,52 @@ class Server(Federation):
         self.grid, self.answer_within, self.patience = grid, answer_within, patience
         self.nodes = Nodes(grid, exp.clients, answer_within)
         self.holds: dict[int, int] = {}  # the version of the mask that each node was sent last
+        self.begun = False
         self.file = out and Path(out) / exp.run_id / "messages.csv"
         self.bytes: list[dict] = []
 
     def start(self) -> State:
-        self.nodes.wait(range(self.exp.clients), self.patience)
+        if missing := self.nodes.wait(range(self.exp.clients), self.patience):
+            names = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
+            raise NobodyAnswered(f"clients {names} are not connected after {self.patience:g} s")
         return super().start()
 
     def ask(self, n: int, question: str, **tensors: Tensor) -> dict[str, Tensor]:
-        self.nodes.wait([n], self.patience)
+        missing = self.nodes.wait([n], self.patience)
         order = _content(tensors, {"experiment": _settings(self.exp), "question": question})
-        reply = self._send({n: order}, ASK, 0).get(n)
-        if reply is None or (reason := _error(reply)):
-            raise NobodyAnswered(f"client {n}: {reason if reply else 'no answer in time'} to {question!r}")
+        reply = None if missing else self._send({n: order}, ASK, 0).get(n)
+        reason = "it does not answer" if reply is None else _error(reply)
+        if reason:
+            raise NobodyAnswered(f"client {n}: {reason}; the method needs its {question!r} before the first round")
         return {k: v.to(self.device) for k, v in _arrays(reply).items()}
 
     def collect(self, state, chosen, train):
-        deadline = time.monotonic() + self.patience
-        while True:
-            self.nodes.look()
-            answers = self._answers(state, [n for n in chosen if n in self.nodes.of])
-            good = {n: a for n, a in answers.items() if not isinstance(a, str)}
-            if good or time.monotonic() > deadline:
-                break
-            time.sleep(PAUSE)  # nobody is there: a network that is down may come back
+        # At first, also after a restart, everyone is waited for; later only those who are about to be back.
+        self.nodes.wait(chosen, GRACE if self.begun else self.patience, only_asked=self.begun)
+        self.begun = True
+        answers = self._answers(state, chosen)
+        if all(isinstance(a, str) for a in answers.values()):
+            self.nodes.wait(chosen, self.patience)  # a network that is down may come back
+            answers = self._answers(state, chosen)
+        self._keep_bytes()
+        good = {n: a for n, a in answers.items() if not isinstance(a, str)}
+        if not good:
+            reasons = "; ".join(f"client {n}: {reason}" for n, reason in answers.items())
+            raise NobodyAnswered(f"round {state.t + 1}: nobody has given an answer that can be used ({reasons})")
         for n in chosen:
             if n not in good:
-                self._fault(state.t + 1, n, answers.get(n, "it is not connected"))
-        self._keep_bytes()
-        if not good:
-            reasons = "; ".join(f"client {n}: {answers.get(n, 'it is not connected')}" for n in chosen)
-            raise NobodyAnswered(f"round {state.t + 1}: nobody has given an answer that can be used ({reasons})")
+                log.warning("round %d goes on without client %d: %s", state.t + 1, n, answers[n])
+                self.faults.append({"round": state.t + 1, "client": n, "reason": answers[n]})
         return list(good), [size for _, size in good.values()], [upload for upload, _ in good.values()]
 
     def _answers(self, state: State, chosen: list[int]) -> dict[int, tuple[dict, int] | str]:
         """Of each client its upload and its number of samples, or why there is none."""
+        answers = dict.fromkeys(chosen, "it is not connected")
+        chosen = [n for n in chosen if n in self.nodes.of]
         replies = self._send({n: self._order(state, n) for n in chosen}, TRAIN, state.t + 1)
         # A node that was started anew holds no mask, whatever it was sent before.
         again = [n for n, reply in replies.items() if _error(reply) == MaskMissing.__name__]
         replies |= self._send({n: self._order(state, n, with_mask=True) for n in again}, TRAIN, state.t + 1)
-        answers = {}
         for n in chosen:
             try:
                 if n not in replies:
@@ -139,10 +150,6 @@ class Server(Federation):
             self.bytes.append({"round": t, "client": n, "kind": kind, "down_bytes": size_of(message), "up_bytes": up})
         return replies
 
-    def _fault(self, t: int, n: int, reason: str) -> None:
-        log.warning("round %d goes on without client %d: %s", t, n, reason)
-        self.faults.append({"round": t, "client": n, "reason": reason})
-
     def _keep_bytes(self) -> None:
         if self.file and self.file.parent.is_dir():
             write(self.file, pd.DataFrame(self.bytes).to_csv(index=False, lineterminator="\n"))
@@ -155,67 +162,79 @@ class Nodes:
         self.grid, self.clients, self.answer_within = grid, clients, answer_within
         self.of: dict[int, int] = {}  # client -> node
         self.asked: dict[str, tuple[int, float]] = {}  # message -> node, and when it is asked anew
-        self.refused: set[int] = set()
+        self.refused: dict[int, object] = {}  # node -> the client that it wants to be
 
-    def wait(self, clients, patience: float) -> None:
-        """Until these clients are there."""
-        deadline = time.monotonic() + patience
+    def wait(self, clients: Iterable[int], patience: float, only_asked: bool = False) -> list[int]:
+        """Until these clients are there, and no longer than that; those who are not. `only_asked`: or nobody is new."""
+        deadline, pause = time.monotonic() + patience, _pauses()
+        self.look()
         while missing := [n for n in clients if n not in self.of]:
-            if time.monotonic() > deadline:
-                names = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
-                raise NobodyAnswered(f"clients {names} are not connected after {patience:g} s")
+            if time.monotonic() > deadline or (only_asked and not self.asked):
+                return missing
+            time.sleep(next(pause))
             self.look()
-            time.sleep(PAUSE)
+        return []
 
     def look(self) -> None:
         """Ask nodes that are new who they are, and hear those that were asked."""
         here = set(self.grid.get_node_ids())
-        self.of = {n: node for n, node in self.of.items() if node in here}
-        for reply in self.grid.pull_messages(list(self.asked)) if self.asked else ():
+        for n in [n for n, node in self.of.items() if node not in here]:
+            self.forget(n)
+        for reply in list(self.grid.pull_messages(list(self.asked))) if self.asked else ():
             node, _ = self.asked.pop(reply.metadata.reply_to_message_id, (None, 0))
-            if node in here and not _error(reply):
+            if node in here and not reply.has_error():  # Flower's own errors pass: it is asked again
                 self._hear(node, reply)
         now = time.monotonic()
         self.asked = {i: (node, until) for i, (node, until) in self.asked.items() if node in here and now < until}
-        known = {*self.of.values(), *self.refused, *(node for node, _ in self.asked.values())}
-        for node in here - known:
+        for node in sorted(here.difference(self.of.values(), self.refused, (node for node, _ in self.asked.values()))):
             for i in self.grid.push_messages([self.message(node, RecordDict(), WHO, 0)]):
                 self.asked[i] = (node, now + self.answer_within)
 
     def _hear(self, node: int, reply: Message) -> None:
         try:
-            n = reply.content["config"]["client"]
+            n = reply.content["config"].get("client")
         except Exception:  # a client may send anything
             n = None
         if type(n) is int and 0 <= n < self.clients and n not in self.of:
             self.of[n] = node
             return
         taken = type(n) is int and n in self.of
-        log.warning("node %d is refused: it calls itself client %r, %s", node, n,
-                    "and there is one already" if taken else f"which is none of 0 to {self.clients - 1}")  # fmt: skip
-        self.refused.add(node)
+        why = "and there is one already" if taken else f"and partition-id must be one of 0 to {self.clients - 1}"
+        log.warning("node %d is refused: it calls itself client %r, %s", node, n, why)
+        self.refused[node] = n
 
     def forget(self, n: int) -> None:
+        """Until it says again who it is; or another, that has come in its place."""
         self.of.pop(n, None)
+        self.refused = {node: wanted for node, wanted in self.refused.items() if wanted != n}
 
     def message(self, node: int, content: RecordDict, kind: str, t: int) -> Message:
-        return Message(content, node, kind, ttl=self.answer_within, group_id=str(t))
+        # It lives a little longer than it is waited for, so that it is we who say why there was no answer.
+        return Message(content, node, kind, ttl=self.answer_within + 10, group_id=str(t))
 
     def exchange(self, messages: Mapping[int, Message]) -> dict[int, Message]:
+        """The replies that come in time."""
         waiting = {i: n for n, message in messages.items() for i in self.grid.push_messages([message])}
-        deadline, replies = time.monotonic() + self.answer_within, {}
+        deadline, pause, replies = time.monotonic() + self.answer_within, _pauses(), {}
         while waiting and time.monotonic() < deadline:
-            for reply in self.grid.pull_messages(list(waiting)):
+            for reply in list(self.grid.pull_messages(list(waiting))):
                 n = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if n is not None:
                     replies[n] = reply
             if waiting:
-                time.sleep(PAUSE)
+                time.sleep(next(pause))
         return replies
 
 
+def _pauses() -> Iterator[float]:
+    pause, longest = PAUSES
+    while True:
+        yield pause
+        pause = min(1.5 * pause, longest)
+
+
 def clients(data_dir: str | None = None) -> ClientApp:
-    """What a node runs: `partition-id` in its configuration is its number, `data-dir` the folder with its data sets."""
+    """What a node runs: `partition-id` in its configuration is its number; it may name a `data-dir` and a `device`."""
     app = ClientApp()
 
     def answer(work: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
@@ -234,8 +253,9 @@ def clients(data_dir: str | None = None) -> ClientApp:
     def site_of(message, context) -> tuple[Federation, int]:
         n = int(context.node_config["partition-id"])
         folder = data_dir or context.node_config.get("data-dir")
-        settings = message.content["config"]["experiment"]
-        return _site(settings, n if is_hook(json.loads(settings)["dataset"]) else None, folder), n
+        settings = json.loads(message.content["config"]["experiment"])
+        settings["device"] = context.node_config.get("device", settings.get("device", "cpu"))
+        return _site(json.dumps(settings), n if is_hook(settings["dataset"]) else None, folder), n
 
     def who(message, context):
         return _content({}, {"client": int(context.node_config["partition-id"])})
@@ -243,7 +263,8 @@ def clients(data_dir: str | None = None) -> ClientApp:
     def ask(message, context):
         site, n = site_of(message, context)
         with computing(site.exp):
-            return _content(site.ask(n, message.content["config"]["question"], **_arrays(message)), {})
+            tensors = {k: v.to(site.device) for k, v in _arrays(message).items()}
+            return _content(site.ask(n, message.content["config"]["question"], **tensors), {})
 
     def train(message, context):
         site, n = site_of(message, context)

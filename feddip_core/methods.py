@@ -27,6 +27,7 @@ class FedAvg:
 
     feedback = True  # whether a pruned weight goes on moving (Eq. 10) or is masked after every step (Eq. 7)
     all_hold_first_mask = False  # whether it was sent to all clients before the first round
+    questions: tuple[str, ...] = ()  # what a client may be asked before the first round
 
     def __init__(self, exp: Experiment, site):
         self.exp, self.site, self.layout = exp, site, site.layout
@@ -164,6 +165,7 @@ class Snip(FedAvg):
     """One mask before training, by how much the loss feels each weight; then FedAvg on what is left."""
 
     feedback = False
+    questions = ("sensitivity",)
 
     def start(self, w):
         if self.exp.sparsity_target == 0:
@@ -208,6 +210,7 @@ class PruneFL(FedAvg):
 
     feedback = False
     all_hold_first_mask = True
+    questions = ("first_mask",)
     SECONDS_PER_USE = 1e-3  # of a multiply-add, where sending a weight takes 1: a slow link
     PASSES, MOST_PASSES, BATCHES = 50, 1000, 10  # of the one client that finds the first mask
 

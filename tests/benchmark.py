@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
@@ -28,6 +29,22 @@ from feddip_core.workers import Workers
 
 OUT = Path(__file__).parent.parent / "outputs" / "benchmarks"
 PAPER = dict(dataset="fashion_mini", clients=50, clients_per_round=5, local_epochs=5, batch_size=64, rounds=1000)
+
+
+def machine_of(*packages: str) -> dict:
+    """What a speed was measured on."""
+    made = provenance(Experiment(**PAPER))
+    here = {k: made[k] for k in ("cpu", "platform", "python", "commit", "started")}
+    versions = made["packages"] | {name: version(name) for name in packages}
+    return here | versions | {"load_before": round(os.getloadavg()[0], 1)}
+
+
+def keep(name: str, table: pd.DataFrame, text: str, machine: dict) -> None:
+    """The table as outputs/benchmarks/<name>.csv, with the machine in every row, and its text as <name>.md."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    write(OUT / f"{name}.csv", table.assign(**machine).to_csv(index=False, lineterminator="\n", float_format="%.4f"))
+    write(OUT / f"{name}.md", text)
+    print(text)
 
 
 def images(train: int, test: int = 10_000) -> data.Dataset:

@@ -13,8 +13,6 @@ import tempfile
 import time
 from contextlib import ExitStack
 from functools import cache
-from importlib.metadata import version
-from pathlib import Path
 
 # Read when Flower and Ray are imported. Ray would start its actors with a niceness of 15, to the advantage of ours.
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0")
@@ -22,7 +20,7 @@ os.environ.update(OMP_NUM_THREADS="1", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
 
 import pandas as pd
 import torch
-from benchmark import bare_loop, images
+from benchmark import bare_loop, images, keep, machine_of
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -31,10 +29,8 @@ from flwr.simulation import run_simulation
 
 from feddip_core import Experiment, data, models
 from feddip_core.federation import Federation
-from feddip_core.records import provenance, write
 from feddip_core.workers import Workers
 
-OUT = Path(__file__).parent.parent / "outputs" / "benchmarks"
 PROCESSES = 2
 WARM_UP = 2  # rounds: the first one waits for the actors to start, import torch and load the data
 SETTINGS = dict(
@@ -189,16 +185,9 @@ def main():
     repeat = parser.parse_args().repeat
     if repeat < 5:
         parser.error("--repeat: at least 5")
-    made = provenance(Experiment(**SETTINGS))
-    versions = made["packages"] | {name: version(name) for name in ("flwr", "ray")}
-    machine = {k: made[k] for k in ("cpu", "platform", "python", "commit", "started")} | versions
-    machine["load_before"] = round(os.getloadavg()[0], 1)
+    machine = machine_of("flwr", "ray")
     table = summary(*measure(repeat))
-    text = as_text(table, machine)
-    OUT.mkdir(parents=True, exist_ok=True)
-    write(OUT / "flower.csv", table.assign(**machine).to_csv(index=False, lineterminator="\n", float_format="%.4f"))
-    write(OUT / "flower.md", text)
-    print(text)
+    keep("flower", table, as_text(table, machine), machine)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,407 @@
+"""FedDIP on Flower: the same bits as in one process, what happens when clients fail, and what travels."""
+
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from grid import LocalGrid, run_on
+from safetensors.torch import load_file
+
+import feddip_core.hospitals
+from feddip_core import Experiment, data, flower, run
+from feddip_core.deployment import Deployment
+from feddip_core.experiment import FIXED
+from feddip_core.federation import Federation
+from feddip_core.flower import NobodyAnswered
+
+AUTHORS = ("prunefl", "snip", "prunetrain", "feddst")
+NORMS = dict(model="resnet18", width=0.05, rounds=2, clients=60, clients_per_round=2)
+SLOW = pytest.mark.xdist_group("flower")  # those that start many processes, one after the other
+
+
+@pytest.fixture
+def few(tiny):
+    def make(method="feddip", **settings):
+        return tiny(method, **(dict(rounds=4, clients=8, clients_per_round=3) | settings))
+
+    return make
+
+
+@pytest.fixture
+def hospitals():
+    def make(method="feddip", where="feddip_core.hospitals", **settings):
+        defaults = dict(
+            dataset=f"{where}:samples", model="feddip_core.hospitals:network", partition="given", clients=3,
+            clients_per_round=3, rounds=4, local_epochs=2, batch_size=16, learning_rate=0.05,
+        )  # fmt: skip
+        return Experiment(method=method, **(defaults | settings))
+
+    return make
+
+
+def checkpoint(out: Path, exp: Experiment) -> dict[str, torch.Tensor]:
+    return load_file(out / exp.run_id / "checkpoint.safetensors")
+
+
+def metrics(out: Path, exp: Experiment) -> pd.DataFrame:
+    return pd.read_csv(out / exp.run_id / "metrics.csv").drop(columns="seconds")
+
+
+def assert_same_bits(exp: Experiment, here: Path, there: Path) -> None:
+    """Every number of the record but the seconds, and all of the state that the run ends with."""
+    pd.testing.assert_frame_equal(metrics(here, exp), metrics(there, exp), check_exact=True)
+    ours, theirs = checkpoint(here, exp), checkpoint(there, exp)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(v, theirs[k]) for k, v in ours.items())
+
+
+@pytest.mark.parametrize("settings", [
+    *(dict(method=m) for m in FIXED),
+    *(dict(method=m, variant="authors") for m in AUTHORS),
+    dict(rules="authors"), dict(regrowth="dense_memory"), dict(partition="dirichlet(0.5)"),
+    *(NORMS | dict(batch_norm=mode) for mode in ("average", "local", "frozen")),
+], ids=lambda s: "-".join(str(v) for k, v in s.items() if k not in NORMS))  # fmt: skip
+def test_every_method_gives_the_same_bits_as_in_one_process(few, tmp_path, settings):
+    exp = few(**settings)
+    run(exp, tmp_path / "here")
+    run_on(LocalGrid(exp.clients), exp, tmp_path / "there")
+    assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
+
+
+@pytest.mark.parametrize("method", ["feddip", "prunefl", "snip", "feddst"])
+def test_data_that_clients_bring_give_the_same_bits(hospitals, method):
+    exp = hospitals(method, clients=5)
+    here, there = run(exp), run_on(LocalGrid(5), exp)
+    assert here.metrics.drop(columns="seconds").equals(there.metrics.drop(columns="seconds"))
+    assert all(torch.equal(v, there.weights[k]) for k, v in here.weights.items())
+
+
+def test_a_server_of_others_data_sees_none_of_them(hospitals, monkeypatch):
+    seen, brought = [], data.brought
+
+    def watched(hook, clients):
+        seen.append(list(clients))
+        return brought(hook, seen[-1])
+
+    monkeypatch.setattr(data, "brought", watched)
+    flower._site.cache_clear()
+    run_on(LocalGrid(3), hospitals(rounds=1))
+    assert seen == [[], [0], [1], [2]]  # the server none, each client its own
+
+
+# What a round does with clients that fail
+
+
+def spoil(reply: Message, **changes) -> Message:
+    """The reply of a client that lies: other arrays, another loss or number of samples."""
+    arrays = {k: v.numpy() for k, v in reply.content["arrays"].items()} | changes.pop("arrays", {})
+    content = RecordDict({
+        "arrays": ArrayRecord({k: Array(np.asarray(v)) for k, v in arrays.items()}),
+        "config": ConfigRecord(),
+        "metrics": MetricRecord(dict(reply.content["metrics"]) | changes),
+    })  # fmt: skip
+    reply.content = content
+    return reply
+
+
+LIES = {
+    "a wrong shape": (lambda r: spoil(r, arrays={"w": np.zeros(7, np.float32)}), "7"),
+    "whole numbers": (lambda r: spoil(r, arrays={"w": np.zeros(r.content["arrays"]["w"].shape, np.int64)}), "int64"),
+    "not a number": (lambda r: spoil(r, arrays={"w": r.content["arrays"]["w"].numpy() * np.nan}), "not finite"),
+    "an infinite loss": (lambda r: spoil(r, loss=math.inf), "not finite"),
+    "a negative number of samples": (lambda r: spoil(r, **{"num-examples": -5}), "-5"),
+    "an absurd number of samples": (lambda r: spoil(r, **{"num-examples": 10**15}), "1000000000000000"),
+    "half a sample": (lambda r: spoil(r, **{"num-examples": 0.5}), "0.5"),
+    "something else as well": (lambda r: spoil(r, arrays={"x_train": np.zeros(3)}), "x_train"),
+    "nothing at all": (lambda r: empty(r), "cannot be read"),
+    "bytes that are no array": (lambda r: unreadable(r), "cannot be read"),
+}
+
+
+def empty(reply: Message) -> Message:
+    reply.content = RecordDict()
+    return reply
+
+
+def unreadable(reply: Message) -> Message:
+    whole = reply.content["arrays"]["w"]
+    reply.content["arrays"]["w"] = Array(whole.dtype, tuple(whole.shape), whole.stype, b"nonsense")
+    return reply
+
+
+@pytest.mark.parametrize("lie, says", LIES.values(), ids=list(LIES))
+def test_an_answer_that_cannot_be_used_is_left_out_and_its_client_named(few, tmp_path, lie, says):
+    exp = few("fedavg", clients=4, clients_per_round=4, rounds=3)
+
+    def liar(n, message, reply):
+        return (
+            lie(reply)
+            if n == 2 and message.metadata.message_type == "train" and message.metadata.group_id == "2"
+            else reply
+        )
+
+    result = run_on(LocalGrid(4, fault=liar), exp, tmp_path)
+    (fault,) = result.provenance["faults"]
+    assert (fault["round"], fault["client"]) == (2, 2) and says in fault["reason"]
+    assert len(result.metrics) == 3 and result.metrics["test_loss"].notna().all()
+
+
+def test_a_round_without_a_client_averages_the_others(few):
+    """Of three equal clients two are left: each counts for a half, as if the third had never been chosen."""
+    exp = few("fedavg", clients=3, clients_per_round=3, rounds=1)
+    absent = LocalGrid(
+        3, fault=lambda n, message, reply: None if n == 1 and "train" in message.metadata.message_type else reply
+    )
+    got = run_on(absent, exp, answer_within=0.2)
+    site = Federation(exp, data.load("fashion_mini"))
+    uploads = [site.train_client(site.start(), n) for n in (0, 2)]
+    expected = ((uploads[0]["w"].double() + uploads[1]["w"].double()) / 2).float()
+    assert torch.equal(site.layout.flat(got.weights), expected)
+    assert got.provenance["faults"] == [{"round": 1, "client": 1, "reason": "no answer within 0.2 s"}]
+
+
+def test_a_client_that_was_away_takes_part_again(few):
+    away = lambda n, message, reply: None if n == 1 and message.metadata.group_id == "2" else reply  # noqa: E731
+    exp = few("feddip", clients=3, clients_per_round=3, rounds=4)
+    result = run_on(LocalGrid(3, fault=away), exp, answer_within=0.3)
+    assert [(f["round"], f["client"]) for f in result.provenance["faults"]] == [(2, 1)]
+
+
+def test_a_node_that_was_started_anew_is_sent_the_mask_again(few, tmp_path):
+    exp = few("feddip", clients=3, clients_per_round=3, rounds=4, reconfigure_every=4)
+    grid = LocalGrid(3)
+
+    def forgetful(n, message, reply):
+        grid.contexts[100 + n].state = RecordDict()
+        return reply
+
+    grid.fault = forgetful
+    run_on(grid, exp, tmp_path / "there")
+    run(exp, tmp_path / "here")
+    assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
+    refused = [m for m in grid.answered if "error" in m.content.config_records.get("config", {})]
+    assert {m.content["config"]["error"] for m in refused} == {"MaskMissing"}
+
+
+def test_a_node_in_the_place_of_another_is_taken_when_that_one_is_gone(few):
+    grid, dead = LocalGrid(3), []
+
+    def die(n, message, reply):
+        node = message.metadata.dst_node_id
+        if node == 101 and message.metadata.group_id == "2":
+            dead.append(node)
+            # Its successor is there while Flower still believes in the old node.
+            grid.contexts[200] = grid.context(200, 1)
+        return None if node in dead else reply
+
+    grid.fault = die
+    result = run_on(grid, few("fedavg", clients=3, clients_per_round=3, rounds=4), answer_within=0.3)
+    assert [(f["round"], f["client"]) for f in result.provenance["faults"]] == [(2, 1)]
+    trained = [(m.metadata.dst_node_id, m.metadata.group_id) for m in grid.sent if m.metadata.message_type == "train"]
+    assert [t for node, t in trained if node == 200] == ["3", "4"]
+
+
+@pytest.mark.parametrize("number", [1, 7, -1, "two", None], ids=str)
+def test_a_node_with_a_number_that_is_not_its_own_is_refused(few, caplog, number):
+    grid = LocalGrid(3)
+    grid.contexts[200] = grid.context(200, number)
+    run_on(grid, few("fedavg", clients=3, clients_per_round=2, rounds=2))
+    assert "node 200 is refused" in caplog.text
+    assert not any(m.metadata.dst_node_id == 200 and m.metadata.message_type == "train" for m in grid.sent)
+
+
+def test_without_a_single_answer_the_run_stops_and_goes_on_later(few, tmp_path):
+    exp = few("feddip", clients=3, clients_per_round=2, rounds=4)
+    deaf = LocalGrid(3, fault=lambda n, message, reply: None if message.metadata.group_id == "3" else reply)
+    with pytest.raises(NobodyAnswered, match=r"round 3: nobody .* client \d: no answer within 0\.2 s"):
+        run_on(deaf, exp, tmp_path / "there", answer_within=0.2, patience=0.2)
+    run_on(LocalGrid(3), exp, tmp_path / "there")
+    run(exp, tmp_path / "here")
+    assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
+
+
+def test_missing_clients_are_named_before_the_first_round(few):
+    with pytest.raises(NobodyAnswered, match=r"clients 5, 6, 7 are not connected after 0\.2 s"):
+        run_on(LocalGrid(5), few(), patience=0.2)
+
+
+def test_what_goes_wrong_at_a_client_stays_there(hospitals, monkeypatch, caplog):
+    quick = feddip_core.hospitals.samples
+
+    def samples(client):
+        if client == 1:
+            raise OSError("/secret/patients.csv: no such file, last seen with Mr Smith")
+        return quick(client)
+
+    monkeypatch.setattr(feddip_core.hospitals, "samples", samples)
+    flower._site.cache_clear()
+    grid = LocalGrid(3)
+    result = run_on(grid, hospitals(rounds=1))
+    assert result.provenance["faults"] == [{"round": 1, "client": 1, "reason": "DataError"}]
+    assert "Mr Smith" in caplog.text  # in the client's own log
+    assert not any(b"Smith" in everything(m) for m in grid.answered)
+
+
+def everything(message: Message) -> bytes:
+    """All bytes of a message as it travels."""
+    return b"".join(part.deflate() for part in get_all_nested_objects(message).values())
+
+
+# What travels
+
+
+ALLOWED = {
+    "query.who": ({"config": {"client"}}),
+    "query.ask": ({"arrays": {"g", "w", "mask"}}),
+    "train": ({"arrays": {"w", "mask", "statistics", "g2", "kept back"}, "metrics": {"loss", "num-examples"}}),
+}
+
+
+@pytest.mark.parametrize("settings", [
+    *(dict(method=m) for m in FIXED), *(dict(method=m, variant="authors") for m in AUTHORS),
+], ids=lambda s: "-".join(s.values()))  # fmt: skip
+def test_no_message_of_a_client_holds_data_labels_or_paths(few, settings):
+    exp = few(**settings, partition="dirichlet(0.3)")
+    grid, mini = LocalGrid(exp.clients), data.load("fashion_mini")
+    run_on(grid, exp)
+    site = Federation(exp, mini)
+    assert len(grid.answered) >= exp.clients + exp.rounds * exp.clients_per_round
+    for message in grid.answered:
+        allowed = ALLOWED[message.metadata.message_type]
+        names = {record: set(values) for record, values in message.content.items() if len(values)}
+        assert all(keys <= allowed.get(record, set()) for record, keys in names.items()), names
+        # Arrays are as long as the network says, never as long as a client's data.
+        sizes = {site.layout.size, -(-61_470 // 8)} | {
+            a.numpy().size for a in message.content.array_records.get("arrays", {}).values()
+        }
+        parts = {len(part) for part in site.parts}
+        assert not parts & sizes
+        raw = everything(message)
+        images = [mini.x_train[part[0]].numpy().tobytes() for part in site.parts]
+        labels = [mini.y_train[part].numpy().tobytes() for part in site.parts]
+        assert not any(secret in raw for secret in [*images, *labels, str(Path.home()).encode(), b"fashion_mini"])
+
+
+FRAMING = 4_000  # bytes of a message that are no payload: names, shapes, headers, the settings
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "snip", "feddst"])
+def test_the_bytes_of_the_messages_are_those_of_the_accounting(few, tmp_path, method):
+    exp = few(method, width=1.0, clients=6, clients_per_round=2, rounds=6)
+    result = run_on(LocalGrid(6), exp, tmp_path)
+    sent = pd.read_csv(tmp_path / exp.run_id / "messages.csv").query("kind == 'train'").groupby("round").sum()
+    for way, column in (("down_bytes", "downlink_bits"), ("up_bytes", "uplink_bits")):
+        billed = result.metrics.set_index("round")[column] / 8
+        extra = sent[way] - billed
+        assert (extra > 0).all() and (extra < exp.clients_per_round * FRAMING).all(), extra.tolist()
+    # A sparse model is not sent as zeros: at nine tenths it takes a fifth of a dense one, mask included.
+    if exp.sparsity_target:
+        assert sent["down_bytes"].iloc[-1] < 0.2 * 2 * 4 * 61_706
+
+
+# Flower's own runtimes
+
+
+@SLOW
+def test_the_simulation_gives_the_same_bits(few, tmp_path):
+    exp = few(clients=6, clients_per_round=3, rounds=3)
+    flower.simulate(exp, tmp_path / "there", progress=False)
+    run(exp, tmp_path / "here")
+    assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
+
+
+@SLOW
+def test_a_deployment_with_tls_gives_the_same_bits(few, tmp_path):
+    exp = few(clients=3, clients_per_round=2, rounds=3)
+    with Deployment(tmp_path / "flower", clients=3) as deployment:
+        deployment.run(exp, tmp_path / "there", within=300)
+    run(exp, tmp_path / "here")
+    assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
+    link = (tmp_path / "flower" / "superlink.log").read_text()
+    assert "https" in link.lower() or "ssl" in link.lower()
+
+
+@SLOW
+def test_a_round_goes_on_without_a_killed_supernode_which_may_come_back(hospitals, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDDIP_SLOW", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    exp = hospitals(where="slow_hospitals", rounds=5)
+    (tmp_path / "slow-1").touch()
+    with Deployment(tmp_path / "flower", clients=3) as deployment:
+        deployment.submit(exp, tmp_path, answer_within=25.0)
+        wait_for(lambda: (tmp_path / "busy-1").exists())
+        deployment.kill_node(1)  # in the middle of its first round
+        (tmp_path / "slow-1").unlink()
+        deployment.start_node(1)
+        wait_for(lambda: rounds_of(tmp_path, exp) == 5)
+    faults = json.loads((tmp_path / exp.run_id / "provenance.json").read_text())["faults"]
+    assert {f["client"] for f in faults} == {1} and faults[0] == {
+        "round": 1,
+        "client": 1,
+        "reason": "no answer within 25 s",
+    }
+    sent = pd.read_csv(tmp_path / exp.run_id / "messages.csv").query("kind == 'train'")
+    assert (sent.query("client == 1")["up_bytes"] > 0).any()  # it has come back
+    assert (sent.query("client != 1")["up_bytes"] > 0).all()
+
+
+@SLOW
+def test_after_a_killed_superlink_training_goes_on_from_the_last_checkpoint(hospitals, tmp_path):
+    exp = hospitals(rounds=5, clients_per_round=2)
+    with Deployment(tmp_path / "flower", clients=3) as deployment:
+        deployment.submit(exp, tmp_path / "there")
+        wait_for(lambda: rounds_of(tmp_path / "there", exp) >= 2)
+        deployment.kill_link()
+        done = rounds_of(tmp_path / "there", exp)
+        assert done < 5
+        deployment.start_link()
+        deployment.run(exp, tmp_path / "there", within=300)
+    run(exp, tmp_path / "here")
+    pd.testing.assert_frame_equal(metrics(tmp_path / "here", exp), metrics(tmp_path / "there", exp), check_exact=True)
+    (resumed,) = json.loads((tmp_path / "there" / exp.run_id / "provenance.json").read_text())["resumed"]
+    assert done <= resumed["after_round"] + 1  # nothing is lost but the round under way
+
+
+def wait_for(condition, within: float = 240) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def rounds_of(out: Path, exp: Experiment) -> int:
+    try:
+        return json.loads((out / exp.run_id / "provenance.json").read_text())["rounds_done"]
+    except (OSError, ValueError):
+        return 0
+
+
+# `flwr run`
+
+
+def test_the_run_configuration_names_an_experiment():
+    config = dict(preset="smoke", method="feddst", dataset="", settings="{rounds: 4, clients: 3, clients_per_round: 2}")
+    exp = flower.configured(config)
+    assert (exp.method, exp.rounds, exp.clients) == ("feddst", 4, 3)
+    whole = dict(preset="", method="", dataset="", settings=json.dumps(exp.changed()))
+    assert flower.configured(whole) == exp
+    with pytest.raises(ValueError, match="settings: 'rounds' is not allowed"):
+        flower.configured(config | {"settings": "rounds"})
+    with pytest.raises(ValueError, match="rounds"):
+        flower.configured(config | {"settings": "{rounds: 0}"})
+
+
+def test_all_that_an_experiment_is_travels(few):
+    for method in FIXED:
+        exp = few(method, seed=5, partition="shards")
+        again = Experiment(**json.loads(flower._settings(exp)))
+        assert dataclasses.asdict(again) == dataclasses.asdict(exp)
