@@ -28,7 +28,7 @@ MAP = {
     "Learn": ("Federated averaging, masks, error feedback and schedules, one idea a notebook.", r"\d\d_.*|explorer"),
     "Methods": (
         "What each of the ten methods changes in a round, one run of any of them, and clients that are elsewhere.",
-        r"methods|experiment|flower|batch_norm",
+        r"methods|experiment|batch_norm|flower",
     ),
     "Results": (
         "The paper's tables and figures, and where its code differs from its text.",

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 
-# Read when Flower and Ray are imported: nothing is reported to their makers unless the user says so, Ray does not look
-# for a GPU's variables, and a busy machine has two minutes to start it.
+# Read when Flower and Ray are imported: nothing is reported to their makers unless the user says so, and Ray
+# does not look for the variables of a GPU.
 os.environ.update({
     "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_raylet_start_wait_time_s": "120",
 } | os.environ)  # fmt: skip
 
 import pandas as pd

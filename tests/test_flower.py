@@ -334,7 +334,7 @@ def test_a_round_goes_on_without_a_killed_supernode_which_may_come_back(hospital
     monkeypatch.setenv("FEDDIP_SLOW", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    exp = hospitals(where="slow_hospitals", rounds=5)
+    exp = hospitals(where="slow_hospitals", rounds=4)
     (tmp_path / "slow-1").touch()
     with Deployment(tmp_path / "flower", clients=3) as deployment:
         deployment.submit(exp, tmp_path, answer_within=25.0)
@@ -342,7 +342,7 @@ def test_a_round_goes_on_without_a_killed_supernode_which_may_come_back(hospital
         deployment.kill_node(1)  # in the middle of its first round
         (tmp_path / "slow-1").unlink()
         deployment.start_node(1)
-        wait_for(lambda: rounds_of(tmp_path, exp) == 5)
+        wait_for(lambda: rounds_of(tmp_path, exp) == 4)
     faults = json.loads((tmp_path / exp.run_id / "provenance.json").read_text())["faults"]
     assert {f["client"] for f in faults} == {1} and faults[0] == {
         "round": 1,
@@ -356,13 +356,13 @@ def test_a_round_goes_on_without_a_killed_supernode_which_may_come_back(hospital
 
 @SLOW
 def test_after_a_killed_superlink_training_goes_on_from_the_last_checkpoint(hospitals, tmp_path):
-    exp = hospitals(rounds=5, clients_per_round=2)
+    exp = hospitals(rounds=4, clients_per_round=2)
     with Deployment(tmp_path / "flower", clients=3) as deployment:
         deployment.submit(exp, tmp_path / "there")
         wait_for(lambda: rounds_of(tmp_path / "there", exp) >= 2)
         deployment.kill_link()
         done = rounds_of(tmp_path / "there", exp)
-        assert done < 5
+        assert done < 4
         deployment.start_link()
         deployment.run(exp, tmp_path / "there", within=300)
     run(exp, tmp_path / "here")

@@ -83,10 +83,9 @@ def test_the_core_neither_prints_nor_unpickles():
             assert word not in source, f"{path.name}: {word}"
 
 
-def test_importing_the_core_needs_neither_torchvision_nor_widgets():
-    code = (
-        "import sys, feddip_core; sys.exit(any(m in sys.modules for m in ('torchvision', 'ipywidgets', 'jupyterlab')))"
-    )
+def test_importing_the_core_needs_neither_torchvision_nor_widgets_nor_flower():
+    others = ("torchvision", "ipywidgets", "jupyterlab", "flwr", "ray", "matplotlib")
+    code = f"import sys, feddip_core; sys.exit(any(m in sys.modules for m in {others}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
