@@ -91,22 +91,11 @@ class Deployment:
         config |= whole | {"out": str(Path(out).resolve())}
         file = self.folder / "run.toml"
         file.write_text("".join(f"{k.replace('_', '-')} = {json.dumps(v)}\n" for k, v in config.items()))
-        done = subprocess.run(
-            [tool("flwr"), "run", str(APP), "here", "--format", "json", "--run-config", str(file)],
-            capture_output=True, text=True, env=self._environment(), cwd=self.folder, timeout=120,
-        )  # fmt: skip
-        answer = json.loads(done.stdout or "{}")
-        if done.returncode or not answer.get("success"):
-            raise RuntimeError(f"flwr run failed: {answer.get('error-message') or done.stderr or done.stdout}")
-        return int(answer["run-id"])
+        return int(self._flwr("run", APP, "here", "--run-config", file)["run-id"])
 
     def ended(self, number: int) -> bool:
         """Whether the run has ended, as Flower has it; RuntimeError if it has failed."""
-        done = subprocess.run(
-            [tool("flwr"), "list", "here", "--run-id", str(number), "--format", "json"],
-            capture_output=True, text=True, env=self._environment(), cwd=self.folder, timeout=120,
-        )  # fmt: skip
-        status = json.loads(done.stdout)["runs"][0]["status"]
+        status = self._flwr("list", "here", "--run-id", number)["runs"][0]["status"]
         if status.startswith("finished") and "completed" not in status:
             raise RuntimeError(f"the run {number} ended as {status}; see {self.folder / 'superlink.log'}")
         return status.startswith("finished")
@@ -126,6 +115,20 @@ class Deployment:
             time.sleep(0.5)
         return records.load_run(out / exp.run_id)
 
+    def _flwr(self, *words) -> dict:
+        """The answer of Flower's command."""
+        done = subprocess.run(
+            [tool("flwr"), *map(str, words), "--format", "json"],
+            capture_output=True, text=True, env=self._environment(), cwd=self.folder, timeout=120,
+        )  # fmt: skip
+        try:
+            answer = json.loads(done.stdout)
+        except ValueError:
+            answer = {"error-message": f"{done.stdout}\n{done.stderr}"}
+        if done.returncode or not answer.get("success"):
+            raise RuntimeError(f"flwr {words[0]} failed: {answer.get('error-message')}")
+        return answer
+
     def _start(self, name: str, *words, log: str) -> subprocess.Popen:
         with open(self.folder / f"{log}.log", "ab") as file:
             # In a group of its own, so that it can be killed with what it starts.
@@ -135,9 +138,11 @@ class Deployment:
             )  # fmt: skip
 
     def _environment(self) -> dict[str, str]:
-        # Its own state, this very package, and one thread for each of the many processes.
+        # Its own state, this very package, one thread for each of the many processes, and JSON without the colours that
+        # a notebook asks for.
         path = os.pathsep.join([str(APP), *filter(None, [os.environ.get("PYTHONPATH")])])
         here = {"FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        here |= {"NO_COLOR": "1", "FORCE_COLOR": "", "CLICOLOR_FORCE": ""}
         return os.environ | here | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
 
 
