@@ -85,7 +85,14 @@ class Dataset:
     @property
     def sample(self) -> Tensor:
         """An input of the right shape, all zeros."""
-        return self.normalise(torch.zeros_like(self.x_test[:1]))
+        return self.normalise(torch.zeros_like(torch.cat([self.x_test[:1], self.x_train[:1]])[:1]))
+
+    def check_labels(self, num_classes: int) -> None:
+        """Every label has an output of the network."""
+        for y, whose in ((self.y_test, None), (self.y_train, self.owner)):
+            if wrong := torch.nonzero(y >= num_classes).flatten().tolist():
+                of = "the server's test data" if whose is None else f"client {int(whose[wrong[0]])}'s data"
+                raise DataError(f"y: {of} hold the label {int(y[wrong[0]])}; the network has {num_classes} outputs")
 
     @property
     def image(self) -> dict[str, int]:
@@ -104,17 +111,17 @@ class Dataset:
         return x if self.mean is None else x.sub_(self.mean).div_(self.std)
 
 
-def of(exp: Experiment, data_dir: str | Path | None = None, clients: Iterable[int] | None = None) -> Dataset:
-    """The data of an experiment; of data that clients bring, those of some clients alone if `clients` says so."""
+def of(exp: Experiment, data_dir: str | Path | None = None, clients: Iterable[int | None] | None = None) -> Dataset:
+    """The data of an experiment; of data that are brought, those of `clients` alone, where None is the server."""
     if is_hook(exp.dataset):
-        return brought(exp.dataset, range(exp.clients) if clients is None else clients)
+        return brought(exp.dataset, [None, *range(exp.clients)] if clients is None else clients)
     return load(exp.dataset, data_dir, exp.normalisation)
 
 
 def load(name: str, data_dir: str | Path | None = None, normalisation: str = "standard") -> Dataset:
     """The data set of that name, or of that .npz file; DataError says what is missing or damaged, and where."""
     if is_hook(name):
-        return brought(name, [])
+        return brought(name, [None])
     if name == "fashion_mini":
         return _read_npz(MINI)
     if name not in CLASSES:
@@ -128,18 +135,23 @@ def load(name: str, data_dir: str | Path | None = None, normalisation: str = "st
     return dataclasses.replace(dataset, mean=mean, std=std, crop_padding=CROP_PADDING[name])
 
 
-def brought(hook: str, clients: Iterable[int]) -> Dataset:
-    """What a function of your own gives: samples(n) what client n has, samples(None) what the server tests on."""
+def brought(hook: str, clients: Iterable[int | None]) -> Dataset:
+    """What a function of your own gives: samples(n) what client n has, samples(None) what the server tests on.
+
+    It is called for these clients alone: what is not here, at a server or at a client, is empty.
+    """
     samples = function_of(hook, "dataset")
-    x_test, y_test = _samples(samples, hook, None)
     parts = {n: _samples(samples, hook, n) for n in clients}
+    like_x, like_y = (v[:0] for v in next(iter(parts.values())))
     for n, (x, _) in parts.items():
-        if x.shape[1:] != x_test.shape[1:] or x.dtype != x_test.dtype:
-            ours, theirs = (f"{v.dtype} of shape {tuple(v.shape[1:])}" for v in (x, x_test))
-            raise DataError(f"{hook}: a sample of client {n} is {ours}, of the server {theirs}; they must be alike")
+        if x.shape[1:] != like_x.shape[1:] or x.dtype != like_x.dtype:
+            one, other = (f"{v.dtype} of shape {tuple(v.shape[1:])}" for v in (like_x, x))
+            who = ["the server" if i is None else f"client {i}" for i in (next(iter(parts)), n)]
+            raise DataError(f"{hook}: a sample of {who[0]} is {one}, of {who[1]} {other}; they must be alike")
+    x_test, y_test = parts.pop(None, (like_x, like_y))
     tensors = {
-        "x_train": torch.cat([x_test[:0], *(x for x, _ in parts.values())]),
-        "y_train": torch.cat([y_test[:0], *(y for _, y in parts.values())]),
+        "x_train": torch.cat([like_x, *(x for x, _ in parts.values())]),
+        "y_train": torch.cat([like_y, *(y for _, y in parts.values())]),
         "x_test": x_test,
         "y_test": y_test,
     }

@@ -8,7 +8,6 @@ import datetime
 import ipaddress
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
+import psutil
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -34,7 +34,8 @@ class Deployment:
     """`with Deployment(folder, clients=3) as d: d.run(exp, out)`; logs, certificates and Flower's state in `folder`."""
 
     def __init__(self, folder: str | Path, clients: int, data_dir: str | Path | None = None):
-        self.folder, self.clients, self.data_dir = Path(folder).resolve(), clients, data_dir
+        self.folder, self.clients = Path(folder).resolve(), clients
+        self.data_dir = str(Path(data_dir).expanduser().resolve()) if data_dir else ""
         self.home = self.folder / "flwr"
         self.home.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
@@ -87,8 +88,8 @@ class Deployment:
 
     def submit(self, exp: Experiment, out: str | Path, **config) -> int:
         """`flwr run` of an experiment, with these entries of the run configuration; Flower's number of the run."""
-        whole = dict(preset="", method="", dataset="", settings=json.dumps(exp.changed()))
-        config |= whole | {"out": str(Path(out).resolve())}
+        whole = {"preset": "", "method": "", "dataset": "", "settings": json.dumps(exp.changed())}
+        config |= whole | {"out": str(Path(out).resolve()), "data_dir": self.data_dir}
         file = self.folder / "run.toml"
         file.write_text("".join(f"{k.replace('_', '-')} = {json.dumps(v)}\n" for k, v in config.items()))
         return int(self._flwr("run", APP, "here", "--run-config", file)["run-id"])
@@ -131,7 +132,7 @@ class Deployment:
 
     def _start(self, name: str, *words, log: str) -> subprocess.Popen:
         with open(self.folder / f"{log}.log", "ab") as file:
-            # In a group of its own, so that it can be killed with what it starts.
+            # In a session of its own: Ctrl-C is for whoever has started the deployment.
             return subprocess.Popen(
                 [tool(name), *map(str, words)], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                 env=self._environment(), cwd=self.folder, start_new_session=True,
@@ -151,10 +152,13 @@ def tool(name: str) -> str:
 
 
 def kill(process: subprocess.Popen | None) -> None:
+    """The process and all that it has started, at once."""
     if process is None:
         return
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(psutil.NoSuchProcess):
+        for victim in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            with suppress(psutil.NoSuchProcess):
+                victim.kill()
     process.wait()
 
 
@@ -170,8 +174,10 @@ def listening(port: int) -> bool:
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
-def make_certificates(folder: Path, hosts: Iterable[str] = ("127.0.0.1",)) -> tuple[Path, Path, Path]:
-    """An authority and a server's certificate for these addresses, for a week; paths of authority, certificate, key."""
+def make_certificates(
+    folder: str | Path, hosts: Iterable[str] = ("127.0.0.1",), days: int = 7
+) -> tuple[Path, Path, Path]:
+    """An authority and a certificate for a server of these names or addresses; paths of authority, certificate, key."""
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
     names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("FedDIP authority", "SuperLink")]
     now = datetime.datetime.now(datetime.UTC)
@@ -179,13 +185,13 @@ def make_certificates(folder: Path, hosts: Iterable[str] = ("127.0.0.1",)) -> tu
     def certificate(i: int, extensions) -> bytes:
         builder = x509.CertificateBuilder(names[0], names[i], keys[i].public_key(), x509.random_serial_number())
         builder = builder.not_valid_before(now - datetime.timedelta(hours=1))
-        builder = builder.not_valid_after(now + datetime.timedelta(days=7))
+        builder = builder.not_valid_after(now + datetime.timedelta(days=days))
         for extension, critical in extensions:
             builder = builder.add_extension(extension, critical)
         return builder.sign(keys[0], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host)) for host in hosts])
-    paths = tuple(folder / name for name in ("authority.crt", "superlink.crt", "superlink.key"))
+    addresses = x509.SubjectAlternativeName([_named(host) for host in hosts])
+    paths = tuple(Path(folder) / name for name in ("authority.crt", "superlink.crt", "superlink.key"))
     for i, more in enumerate(([], [(addresses, False)])):
         signs = x509.BasicConstraints(ca=i == 0, path_length=0 if i == 0 else None)
         paths[i].write_bytes(certificate(i, [(signs, True), *more]))
@@ -194,3 +200,10 @@ def make_certificates(folder: Path, hosts: Iterable[str] = ("127.0.0.1",)) -> tu
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ))  # fmt: skip
     return paths
+
+
+def _named(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

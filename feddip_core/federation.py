@@ -125,6 +125,10 @@ class Federation:
         self.layout = models.Layout.of(self.net)
         self.statistics = models.Layout.of_statistics(self.net)
         self.num_classes = models.classes(self.net, self.data.sample)
+        if is_hook(exp.model):
+            dataset.check_labels(self.num_classes)
+            if exp.batch_norm != "average" and not self.statistics.size:
+                raise ValueError(f"batch_norm: {exp.batch_norm!r} is not allowed; {exp.model} has no batch norms")
         self.uses = models.uses(self.net, self.data.sample)
         self.kernel = _kernel(exp, self.net, dataset, self.device)
         self.forward = forward_of(self.net, self.layout, exp.precision, exp.channels_last, exp.torch_compile)
@@ -134,6 +138,7 @@ class Federation:
         self.method = METHODS[exp.method](exp, self)
         self.aggregate: Tensor | None = None  # w̄ of the last round, before it was pruned, for an observer
         self.faults: list[dict] = []  # clients whose answer a round went without; never any in one process
+        self.pace = SAVING_SHARE  # of a run's time, about, for its record and its checkpoint
 
     @property
     def gradient_name(self) -> str:
@@ -194,11 +199,12 @@ class Federation:
         """Of the chosen clients those that answer, here all; how many samples each has trained on; their uploads."""
         return chosen, [len(self.parts[n]) for n in chosen], train(state, chosen)
 
-    def ask(self, n: int, question: str, **tensors: Tensor) -> dict[str, Tensor]:
-        """What client n answers to a question of the method, before the first round."""
+    def ask(self, chosen: list[int], question: str, **tensors: Tensor) -> dict[int, dict[str, Tensor]]:
+        """What the chosen clients answer to a question of the method before the first round, if they do; here all."""
         if question not in self.method.questions:
-            raise ValueError(f"question: {question!r} is not allowed; {self.exp.method} has {self.method.questions}")
-        return getattr(self.method, question)(n, **tensors)
+            known = ", ".join(self.method.questions) or "none"
+            raise ValueError(f"question: {question!r} is not allowed; {self.exp.method} has {known}")
+        return {n: getattr(self.method, question)(n, **tensors) for n in chosen}
 
     def train_clients(self, state: State, chosen: list[int]) -> Iterator[dict[str, Tensor]]:
         """One after the other, here; or those with as many samples side by side."""
@@ -369,18 +375,18 @@ def run(
         needs = "device='cpu', threads=1 and stacked=False"
         raise ValueError(f"workers: {workers} is not allowed; more than one needs {needs}")
     # Data that clients bring are not the server's to see, unless the clients are in this process.
-    dataset = data.of(experiment, data_dir, None if federation is Federation else [])
+    dataset = data.of(experiment, data_dir, None if federation is Federation else [None])
     with computing(experiment), ExitStack() as stack:
         federation = federation(experiment, dataset)
         made_by = dict(gradient=federation.gradient_name, numerics=numerics())
         record = records.Record(experiment, dataset.sha256, out, **made_by)
         stack.enter_context(record.alone())
         state, rows = _begin(federation, record, getattr(observe, "seen", 0) if observe else experiment.rounds)
-        federation.faults = list(record.provenance.get("faults", []))
+        federation.faults = [*record.provenance.get("faults", []), *federation.faults]
         if until is not None and until < state.t:
             raise ValueError(f"until: {until} is not allowed; {record.folder} is at round {state.t} already")
         train = stack.enter_context(_workers(federation, workers)).train if workers > 1 else None
-        log = stack.enter_context(_Log(record, state, rows, floor=record.earlier if observe else 0))
+        log = stack.enter_context(_Log(record, state, rows, record.earlier if observe else 0, federation.pace))
         bar = stack.enter_context(_bar(federation, progress))
         picture = None if bar.disable else _picture(experiment)
         bar.update(state.t)
@@ -406,8 +412,10 @@ def run(
 class _Log:
     """A run's rows, with its record and its checkpoint: saved at the end, after an interruption, and in between."""
 
-    def __init__(self, record: records.Record, state: State, rows: list[dict], floor: int = 0):
-        self.record, self.state, self.rows = record, state, rows
+    def __init__(
+        self, record: records.Record, state: State, rows: list[dict], floor: int = 0, share: float = SAVING_SHARE
+    ):
+        self.record, self.state, self.rows, self.share = record, state, rows, share
         self.floor = floor  # the round from which a checkpoint may be replaced: one that went further is kept
         self.saved, self.cost, self.unsaved = time.perf_counter(), 0.0, False
 
@@ -423,7 +431,7 @@ class _Log:
         self.rows.append(row)
         self.state, self.unsaved = state, True
         # Both files are written whole, so their cost grows with the run: the longer it takes, the longer the pause.
-        if self.cost <= SAVING_SHARE * (time.perf_counter() - self.saved):
+        if self.cost <= self.share * (time.perf_counter() - self.saved):
             self.save()
 
     def save(self) -> None:

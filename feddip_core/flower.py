@@ -7,7 +7,9 @@ three messages with the functions that `run` uses too: who it is, a question of 
 
 import json
 import logging
+import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
@@ -19,6 +21,7 @@ os.environ.update({
     "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 } | os.environ)  # fmt: skip
 
+import httpx
 import pandas as pd
 import torch
 import yaml
@@ -31,6 +34,7 @@ from torch import Tensor
 from . import data, wire
 from .experiment import Experiment, is_hook
 from .federation import Federation, Run, State, computing, run
+from .methods import ANSWERS
 from .records import write
 from .wire import MaskMissing, Rejected
 
@@ -40,7 +44,7 @@ ANSWER_WITHIN = 600.0  # seconds for a client to answer
 PATIENCE = 120.0  # seconds for clients to be there at all
 GRACE = 10.0  # seconds for a client that was away to say who it is before a round begins without it
 PAUSES = (0.02, 1.0)  # seconds between two looks for answers, at first and at most
-MOST_EXAMPLES = 10**9  # that a client may claim; where the server knows how many it has, exactly those
+MOST_EXAMPLES = 10**6  # that a client may claim; where the server knows how many it has, exactly those
 WHO, ASK, TRAIN = "query.who", "query.ask", "train"
 
 
@@ -57,10 +61,15 @@ class Server(Federation):
 
     def __init__(
         self, exp: Experiment, dataset: data.Dataset, grid: Grid, out: str | Path | None = None,
-        answer_within: float = ANSWER_WITHIN, patience: float = PATIENCE,
+        answer_within: float = ANSWER_WITHIN, patience: float = PATIENCE, most_examples: int = MOST_EXAMPLES,
     ):  # fmt: skip
         super().__init__(exp, dataset)
-        self.grid, self.answer_within, self.patience = grid, answer_within, patience
+        if exp.stacked:
+            raise ValueError("stacked: True is not allowed; clients that are elsewhere are trained one by one")
+        self.pace = math.inf  # every round is saved: those who train it are many, and may be slow
+        self.settings = json.dumps({"dataset": exp.dataset, **exp.changed(), "gradient": self.gradient_name})
+        self.answer_within, self.patience, self.most_examples = answer_within, patience, most_examples
+        self.claims = {n: len(part) for n, part in enumerate(self.parts) if len(part)}  # samples of each client
         self.nodes = Nodes(grid, exp.clients, answer_within)
         self.holds: dict[int, int] = {}  # the version of the mask that each node was sent last
         self.begun = False
@@ -73,18 +82,28 @@ class Server(Federation):
             raise NobodyAnswered(f"clients {names} are not connected after {self.patience:g} s")
         return super().start()
 
-    def ask(self, n: int, question: str, **tensors: Tensor) -> dict[str, Tensor]:
-        missing = self.nodes.wait([n], self.patience)
-        order = _content(tensors, {"experiment": _settings(self.exp), "question": question})
-        reply = None if missing else self._send({n: order}, ASK, 0).get(n)
-        reason = "it does not answer" if reply is None else _error(reply)
-        if reason:
-            raise NobodyAnswered(f"client {n}: {reason}; the method needs its {question!r} before the first round")
-        return {k: v.to(self.device) for k, v in _arrays(reply).items()}
+    def ask(self, chosen, question, **tensors):
+        self.nodes.wait(chosen, self.patience)
+        order = _content(tensors, {"experiment": self.settings, "question": question})
+        replies = self._send({n: order for n in chosen if n in self.nodes.of}, ASK, 0)
+        names, answers = ANSWERS[question], {}
+        for n in chosen:
+            try:
+                arrays = self._read(n, replies)[0]
+                if set(arrays) != set(names):
+                    raise Rejected(f"it holds {sorted(arrays)}, not {sorted(names)}")
+                answers[n] = {k: wire.vector(self, k, arrays[k], self.layout.size) for k in names}
+            except Rejected as reason:
+                self._fault(0, n, str(reason))
+        if not answers:
+            raise NobodyAnswered(f"nobody answers the question {question!r}, without which training cannot begin")
+        return answers
 
     def collect(self, state, chosen, train):
         # At first, also after a restart, everyone is waited for; later only those who are about to be back.
         self.nodes.wait(chosen, GRACE if self.begun else self.patience, only_asked=self.begun)
+        if not self.begun and state.t and self.file and self.file.exists():
+            self.bytes = pd.read_csv(self.file).query(f"round <= {state.t}").to_dict("records")
         self.begun = True
         answers = self._answers(state, chosen)
         if all(isinstance(a, str) for a in answers.values()):
@@ -97,8 +116,7 @@ class Server(Federation):
             raise NobodyAnswered(f"round {state.t + 1}: nobody has given an answer that can be used ({reasons})")
         for n in chosen:
             if n not in good:
-                log.warning("round %d goes on without client %d: %s", state.t + 1, n, answers[n])
-                self.faults.append({"round": state.t + 1, "client": n, "reason": answers[n]})
+                self._fault(state.t + 1, n, answers[n])
         return list(good), [size for _, size in good.values()], [upload for upload, _ in good.values()]
 
     def _answers(self, state: State, chosen: list[int]) -> dict[int, tuple[dict, int] | str]:
@@ -107,13 +125,13 @@ class Server(Federation):
         chosen = [n for n in chosen if n in self.nodes.of]
         replies = self._send({n: self._order(state, n) for n in chosen}, TRAIN, state.t + 1)
         # A node that was started anew holds no mask, whatever it was sent before.
-        again = [n for n, reply in replies.items() if _error(reply) == MaskMissing.__name__]
+        again = [n for n, reply in replies.items() if _error(reply) == repr(MaskMissing.__name__)]
         replies |= self._send({n: self._order(state, n, with_mask=True) for n in again}, TRAIN, state.t + 1)
         for n in chosen:
             try:
-                if n not in replies:
-                    raise Rejected(f"no answer within {self.answer_within:g} s")
-                answers[n] = self._checked(state, n, replies[n])
+                arrays, metrics = self._read(n, replies)
+                size = self._size(n, metrics.get("num-examples"))
+                answers[n] = wire.unpack_upload(self, state, n, arrays, metrics.get("loss")), size
                 self.holds[self.nodes.of[n]] = state.mask_version
             except Rejected as reason:
                 answers[n] = str(reason)
@@ -123,22 +141,29 @@ class Server(Federation):
     def _order(self, state: State, n: int, with_mask: bool = False) -> RecordDict:
         with_mask = with_mask or self.holds.get(self.nodes.of[n]) != state.mask_version
         plain = {"t": state.t, "mask_version": state.mask_version, "sparse": state.m is not None}
-        plain["experiment"] = _settings(self.exp)
+        plain["experiment"] = self.settings
         return _content(wire.download(self, state, n, with_mask), plain)
 
-    def _checked(self, state: State, n: int, reply: Message) -> tuple[dict[str, Tensor], int]:
-        if reason := _error(reply):
+    def _read(self, n: int, replies: Mapping[int, Message]) -> tuple[dict[str, Tensor], dict]:
+        """What client n has answered: its arrays and its metrics."""
+        if n not in self.nodes.of:
+            raise Rejected("it is not connected")
+        if n not in replies:
+            raise Rejected(f"no answer within {self.answer_within:g} s")
+        if reason := _error(replies[n]):
             raise Rejected(reason)
         try:
-            metrics = reply.content["metrics"]
-            size, loss, arrays = metrics["num-examples"], float(metrics["loss"]), _arrays(reply)
+            return _arrays(replies[n]), dict(replies[n].content.metric_records.get("metrics", {}))
         except Exception as error:  # a client may send anything
             raise Rejected(f"it cannot be read ({type(error).__name__})") from error
-        known = len(self.parts[n])
-        if type(size) is not int or not 1 <= size <= MOST_EXAMPLES or (known and size != known):
-            allowed = f"it has {known}" if known else f"it must be a whole number from 1 to {MOST_EXAMPLES}"
-            raise Rejected(f"it claims {size!r} samples; {allowed}")
-        return wire.unpack_upload(self, state, n, arrays, loss), size
+
+    def _size(self, n: int, claim) -> int:
+        """The number of samples that a client claims, if it can be; it is the same in every round."""
+        if type(claim) is not int or not 1 <= claim <= self.most_examples:
+            raise Rejected(f"it claims {claim!r} samples; it must be a whole number from 1 to {self.most_examples}")
+        if self.claims.setdefault(n, claim) != claim:
+            raise Rejected(f"it claims {claim} samples, and has {self.claims[n]}")
+        return claim
 
     def _send(self, orders: Mapping[int, RecordDict], kind: str, t: int) -> dict[int, Message]:
         """The replies of those clients that answer in time."""
@@ -148,6 +173,10 @@ class Server(Federation):
             up = size_of(replies[n]) if n in replies else 0
             self.bytes.append({"round": t, "client": n, "kind": kind, "down_bytes": size_of(message), "up_bytes": up})
         return replies
+
+    def _fault(self, t: int, n: int, reason: str) -> None:
+        log.warning("%s goes on without client %d: %s", f"round {t}" if t else "the start", n, reason)
+        self.faults.append({"round": t, "client": n, "reason": reason})
 
     def _keep_bytes(self) -> None:
         if self.file and self.file.parent.is_dir():
@@ -179,9 +208,9 @@ class Nodes:
         here = set(self.grid.get_node_ids())
         for n in [n for n, node in self.of.items() if node not in here]:
             self.forget(n)
-        for reply in list(self.grid.pull_messages(list(self.asked))) if self.asked else ():
-            node, _ = self.asked.pop(reply.metadata.reply_to_message_id, (None, 0))
-            if node in here and not reply.has_error():  # Flower's own errors pass: it is asked again
+        for i, reply in self._pull(self.asked):
+            node, _ = self.asked.pop(i)
+            if node in here:
                 self._hear(node, reply)
         now = time.monotonic()
         self.asked = {i: (node, until) for i, (node, until) in self.asked.items() if node in here and now < until}
@@ -189,7 +218,21 @@ class Nodes:
             for i in self.grid.push_messages([self.message(node, RecordDict(), WHO, 0)]):
                 self.asked[i] = (node, now + self.answer_within)
 
-    def _hear(self, node: int, reply: Message) -> None:
+    def _pull(self, waiting: Iterable[str]) -> Iterator[tuple[str, Message | None]]:
+        """The replies that have come to these messages, one by one: None for one that is not to be read."""
+        for i in list(waiting):
+            try:
+                for reply in self.grid.pull_messages([i]):
+                    yield i, reply
+            except httpx.HTTPError:  # the SuperLink itself is not to be reached
+                raise
+            except Exception:  # a client may send anything
+                yield i, None
+
+    def _hear(self, node: int, reply: Message | None) -> None:
+        if reply is not None and reply.has_error():
+            log.warning("node %d does not say who it is, and is asked again: %s", node, _error(reply))
+            return
         try:
             n = reply.content["config"].get("client")
         except Exception:  # a client may send anything
@@ -199,7 +242,7 @@ class Nodes:
             return
         taken = type(n) is int and n in self.of
         why = "and there is one already" if taken else f"and partition-id must be one of 0 to {self.clients - 1}"
-        log.warning("node %d is refused: it calls itself client %r, %s", node, n, why)
+        log.warning("node %d is refused: it calls itself client %.100r, %s", node, n, why)
         self.refused[node] = n
 
     def forget(self, n: int) -> None:
@@ -211,15 +254,13 @@ class Nodes:
         # It lives a little longer than it is waited for, so that it is we who say why there was no answer.
         return Message(content, node, kind, ttl=self.answer_within + 10, group_id=str(t))
 
-    def exchange(self, messages: Mapping[int, Message]) -> dict[int, Message]:
-        """The replies that come in time."""
+    def exchange(self, messages: Mapping[int, Message]) -> dict[int, Message | None]:
+        """The replies that come in time; None is one that is not to be read."""
         waiting = {i: n for n, message in messages.items() for i in self.grid.push_messages([message])}
         deadline, pause, replies = time.monotonic() + self.answer_within, _pauses(), {}
         while waiting and time.monotonic() < deadline:
-            for reply in list(self.grid.pull_messages(list(waiting))):
-                n = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if n is not None:
-                    replies[n] = reply
+            for i, reply in self._pull(waiting):
+                replies[waiting.pop(i)] = reply
             if waiting:
                 time.sleep(next(pause))
         return replies
@@ -253,7 +294,8 @@ def clients(data_dir: str | None = None) -> ClientApp:
         n = int(context.node_config["partition-id"])
         folder = data_dir or context.node_config.get("data-dir")
         settings = json.loads(message.content["config"]["experiment"])
-        settings["device"] = context.node_config.get("device", settings.get("device", "cpu"))
+        if "device" in context.node_config:
+            settings |= {"device": context.node_config["device"], "gradient": "auto"}
         return _site(json.dumps(settings), n if is_hook(settings["dataset"]) else None, folder), n
 
     def who(message, context):
@@ -263,7 +305,7 @@ def clients(data_dir: str | None = None) -> ClientApp:
         site, n = site_of(message, context)
         with computing(site.exp):
             tensors = {k: v.to(site.device) for k, v in _arrays(message).items()}
-            return _content(site.ask(n, message.content["config"]["question"], **tensors), {})
+            return _content(site.ask([n], message.content["config"]["question"], **tensors)[n], {})
 
     def train(message, context):
         site, n = site_of(message, context)
@@ -294,11 +336,6 @@ def _site(settings: str, client: int | None, data_dir: str | None) -> Federation
         return Federation(exp, data.of(exp, data_dir, None if client is None else [client]))
 
 
-def _settings(exp: Experiment) -> str:
-    """All that is not at its default, as JSON."""
-    return json.dumps({"dataset": exp.dataset, **exp.changed()})
-
-
 def _content(tensors: Mapping[str, Tensor], plain: dict) -> RecordDict:
     arrays = ArrayRecord({k: Array(v.detach().cpu().contiguous().numpy()) for k, v in tensors.items()})
     return RecordDict({"arrays": arrays, "config": ConfigRecord(plain)})
@@ -309,33 +346,35 @@ def _arrays(message: Message) -> dict[str, Tensor]:
     return {k: torch.from_numpy(v.numpy().copy()) for k, v in message.content["arrays"].items()}
 
 
-def _error(reply: Message) -> str | None:
+def _error(reply: Message | None) -> str | None:
     """What kept a client from answering."""
+    if reply is None:
+        return "it cannot be read"
     if reply.has_error():
-        return f"Flower says: {reply.error.reason}"
+        return f"Flower says: {reply.error.reason:.200}"
     config = reply.content.config_records.get("config", {})
-    return str(config["error"]) if "error" in config else None
+    return f"{config['error']!r:.200}" if "error" in config else None
 
 
-def size_of(message: Message) -> int:
+def size_of(message: Message | None) -> int:
     """The bytes of a message as Flower sends it over the network, object by object."""
-    if not message.has_content():
+    if message is None or not message.has_content():
         return 0
     return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
 
 
 def servers(
     exp: Experiment, out: str | Path | None = None, data_dir: str | Path | None = None,
-    answer_within: float = ANSWER_WITHIN, patience: float = PATIENCE, done: Callable[[Run], None] = lambda _: None,
-    **options,
+    answer_within: float = ANSWER_WITHIN, patience: float = PATIENCE, most_examples: int = MOST_EXAMPLES,
+    done: Callable[[Run], None] = lambda _: None, **options,
 ) -> ServerApp:  # fmt: skip
     """An app that runs this experiment with the grid's nodes as its clients; `options` are those of `run`."""
+    server = dict(out=out, answer_within=answer_within, patience=patience, most_examples=most_examples)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        make = partial(Server, grid=grid, out=out, answer_within=answer_within, patience=patience)
-        done(run(exp, out, data_dir=data_dir, federation=make, **options))
+        done(run(exp, out, data_dir=data_dir, federation=partial(Server, grid=grid, **server), **options))
 
     return app
 
@@ -354,9 +393,18 @@ def simulate(
     return finished[0]
 
 
+class Loader(yaml.SafeLoader):
+    """YAML, in which 1e-5 is a number, as JSON writes it."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
 def configured(config: Mapping) -> Experiment:
     """The experiment that a run configuration of `flwr run` names."""
-    settings = yaml.safe_load(config["settings"] or "{}")
+    settings = yaml.load(config["settings"] or "{}", Loader)
     if not isinstance(settings, dict):
         raise ValueError(f"settings: {config['settings']!r} is not allowed; it must be YAML such as {{rounds: 4}}")
     named = {k: config[k] for k in ("dataset", "method") if config[k]}
@@ -372,6 +420,7 @@ client_app = clients()
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
     config = context.run_config
-    options = dict(answer_within=float(config["answer-within"]), patience=float(config["patience"]))
+    limits = dict(answer_within=float(config["answer-within"]), patience=float(config["patience"]))
+    options = limits | dict(most_examples=int(config["most-examples"]))
     app = servers(configured(config), config["out"], config["data-dir"] or None, **options, progress=False)
     app(grid, context)

@@ -2,7 +2,8 @@
 
 `Experiment(dataset="feddip_core.hospitals:samples", model="feddip_core.hospitals:network", partition="given", …)` runs
 on them, in one process or on Flower. Copy this file, and put your own loader where the numbers are drawn: a function
-reads what is on the machine that it runs on, so the same name stands for other data at every hospital.
+reads what is on the machine that it runs on, so the same name stands for other data at every hospital. On Flower each
+client calls samples(its number) alone, and the server samples(None) alone.
 """
 
 import torch

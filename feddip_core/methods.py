@@ -20,6 +20,8 @@ from .schedules import lambda_at, lambda_at_authors, reconfiguration_time, regro
 from .streams import global_stream, stream
 
 Tensors = dict[str, Tensor]
+# To each question that a method may have for a client before the first round, what is answered, as long as the weights.
+ANSWERS = {"sensitivity": ("g",), "first_mask": ("w", "mask")}
 
 
 class FedAvg:
@@ -189,8 +191,8 @@ class Snip(FedAvg):
 
     def _score(self, w: Tensor) -> Tensor:
         """∂CE/∂c at c = 1 for weights c ⊙ w, that is g ⊙ w, on one batch of each of the first K clients."""
-        chosen = self.site.select(0)
-        return sum(self.site.ask(n, "sensitivity", w=w)["g"] for n in chosen) / len(chosen) * w
+        answers = self.site.ask(self.site.select(0), "sensitivity", w=w)
+        return sum(answer["g"] for answer in answers.values()) / len(answers) * w
 
     def _authors_score(self, w: Tensor) -> Tensor:
         """Of other weights than those that are trained, with a loss that expects probabilities, at one client."""
@@ -198,7 +200,7 @@ class Snip(FedAvg):
         with global_stream(self.site.device, self.exp.seed, "snip"):
             for v in self.layout.weights(fresh).values():
                 nn.init.xavier_normal_(v)
-        return self.site.ask(0, "sensitivity", w=fresh)["g"] * fresh
+        return self.site.ask([0], "sensitivity", w=fresh)[0]["g"] * fresh
 
     def sensitivity(self, n: int, w: Tensor) -> Tensors:
         """At client n: the gradient at w on one batch."""
@@ -217,7 +219,7 @@ class PruneFL(FedAvg):
     def start(self, w):
         if self.exp.sparsity_target == 0:
             return w, None, {}
-        found = self.site.ask(0, "first_mask", w=w)
+        found = self.site.ask([0], "first_mask", w=w)[0]
         return found["w"], self.site.mask_of(found["mask"]), {}
 
     def first_mask(self, n: int, w: Tensor) -> Tensors:

@@ -206,7 +206,7 @@ def residual_streams(layout: Layout) -> list[list[str]]:
 
 def norm_names(net: nn.Module) -> list[str]:
     """The scales and shifts of the batch norms."""
-    norms = [k for k, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [k for k, module in net.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     return [f"{k}.{part}" for k in norms for part in ("weight", "bias")]
 
 

@@ -15,6 +15,7 @@ from .federation import Federation, State
 from .masks import Mask
 
 Arrays = dict[str, Tensor]
+LARGEST = 1e6  # that a weight may be
 
 
 class Rejected(Exception):
@@ -80,8 +81,10 @@ def unpack_upload(site: Federation, state: State, n: int, arrays: Mapping[str, T
     own, shapes, size = site.method.client_mask(state, n), site.layout.prunable_shapes, site.layout.size
     sends = site.method.sends(state.t, own)
     expected = {"w", *sends, *(["statistics"] if site.statistics.size else [])}
+    if type(loss) is not float:
+        raise Rejected(f"its loss is {loss!r:.100}; it must be a number")
     if set(arrays) != expected:
-        raise Rejected(f"it holds {', '.join(sorted(arrays)) or 'nothing'}, not {', '.join(sorted(expected))}")
+        raise Rejected(f"it holds {sorted(arrays)}, not {sorted(expected)}")
     try:
         masks = {k: _on(site, unpacked(arrays[k], shapes)) for k in sends if k in ("mask", "kept back")}
     except ValueError as error:
@@ -89,21 +92,24 @@ def unpack_upload(site: Federation, state: State, n: int, arrays: Mapping[str, T
     m = masks.get("mask", None if site.method.feedback else own)
     kept = size if m is None else int(_keep(site, m).sum())
     lengths = {"w": kept, "statistics": site.statistics.size} | dict.fromkeys(set(sends) - set(masks), size)
-    vectors = {k: _vector(k, arrays[k], length) for k, length in lengths.items() if k in arrays}
-    result = {k: v.to(site.device) for k, v in vectors.items()}
+    result = {k: vector(site, k, arrays[k], length) for k, length in lengths.items() if k in arrays}
+    # Weights as large as this are finite, but the next forward pass is not.
+    if result["w"].abs().max() > LARGEST:
+        raise Rejected(f"w holds a number larger than {LARGEST:g}")
     result["w"] = _with_zeros(site, result["w"], m)
     result.setdefault("statistics", torch.empty(0, device=site.device))
     result |= {k: site.layout.flat_mask(v, like=result["w"]) for k, v in masks.items()}
-    return result | {"loss": _vector("loss", torch.tensor([loss], dtype=torch.float64), 1)[0].to(result["w"].dtype)}
+    return result | {"loss": vector(site, "loss", torch.tensor([loss], dtype=torch.get_default_dtype()), 1)[0]}
 
 
-def _vector(name: str, v: Tensor, length: int) -> Tensor:
-    if not v.is_floating_point() or v.shape != (length,):
-        form = f"{v.dtype} of shape {tuple(v.shape)}"
-        raise Rejected(f"{name} is {form}; it must be {length} floating-point numbers")
+def vector(site: Federation, name: str, v: Tensor, length: int) -> Tensor:
+    """The vector itself on the server's device, or Rejected if its type, its length or a number cannot be right."""
+    dtype = torch.get_default_dtype()
+    if v.dtype != dtype or v.shape != (length,):
+        raise Rejected(f"{name} is {v.dtype} of shape {tuple(v.shape)}; it must be {dtype} of shape ({length},)")
     if not v.isfinite().all():
         raise Rejected(f"{name} holds a number that is not finite")
-    return v
+    return v.to(site.device)
 
 
 def _keep(site: Federation, m: Mask) -> Tensor:

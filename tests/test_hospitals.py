@@ -126,12 +126,36 @@ GOOD = torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)
     ((GOOD[0], GOOD[1][:4]), r"\(2\): y must hold one label of 0, 1, … for each of the 5 samples"),
     ((GOOD[0], GOOD[1] - 1), r"\(2\): y must hold one label"),
     ((GOOD[0], GOOD[1].float()), r"\(2\): y must hold one label"),
-    ((torch.zeros(5, 4), GOOD[1]), r"a sample of client 2 is torch.float32 of shape \(4,\), of the server .* \(3,\)"),
+    ((torch.zeros(5, 4), GOOD[1]), r"a sample of the server is .*\(3,\), of client 2 torch.float32 of shape \(4,\)"),
 ], ids=str)  # fmt: skip
 def test_data_that_cannot_be_right_are_named_with_their_client(monkeypatch, bad, message):
     monkeypatch.setattr(sys.modules[__name__], "brought", lambda client: bad if client == 2 else GOOD, raising=False)
     with pytest.raises(DataError, match=message):
-        data.brought(f"{__name__}:brought", range(4))
+        data.brought(f"{__name__}:brought", [None, *range(4)])
+
+
+@pytest.mark.parametrize("whose, who", [(None, "the server's test data"), (2, "client 2's data")])
+def test_a_label_that_the_network_has_no_output_for_is_named(monkeypatch, whose, who):
+    def samples(client):
+        x, y = hospitals.samples(client)
+        return x, y + 3 * (client == whose)
+
+    monkeypatch.setattr(sys.modules[__name__], "samples", samples, raising=False)
+    with pytest.raises(DataError, match=f"{who} hold the label [345]; the network has 3 outputs"):
+        run(Experiment(**OWN | dict(dataset="test_hospitals:samples")))
+
+
+def with_norms():
+    return nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_norms_of_ones_own_network_can_stay_with_the_clients():
+    exp = Experiment(**OWN | dict(model="test_hospitals:with_norms", batch_norm="local"))
+    site = Federation(exp, data.of(exp))
+    assert site.norms.tolist() == list(range(168, 184))  # scale and shift of eight channels, after 20 · 8 + 8 others
+    assert run(exp).metrics["test_loss"].notna().all()
+    with pytest.raises(ValueError, match=r"batch_norm: 'local' is not allowed; .*:network has no batch norms"):
+        run(Experiment(**OWN | dict(batch_norm="local")))
 
 
 def test_the_id_of_a_run_knows_the_functions_by_their_names():
