@@ -441,6 +441,7 @@ def layer_bars(layers: pd.DataFrame, columns: list[str], first: tuple[float, flo
         if first:
             look = dict(color="#555555", linestyle=(0, (4, 2)), linewidth=1.5, label="the paper's first layer")
             left.hlines(first, -0.45, 0.45, **look)
+            left.set_xlim(-0.6, len(x) - 0.4)
         left.set(title="Fraction of zeros in each layer", ylabel="fraction of zeros", ylim=(0, 1), xticks=x)
         left.set_xticklabels(layers.index, rotation=0 if len(x) < 7 else 90)
         for kind, mark in (("convolution", "o"), ("fully connected", "s")):

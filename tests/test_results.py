@@ -259,7 +259,21 @@ def test_the_headline_has_a_row_for_each_claim_of_the_paper(tmp_path):
     assert first == f"| FedAvg | i.i.d. | 89.50 ± 0.09 | {mean:.2f} | {mean - 89.5:+.2f} | 1 |  |  |  |"
     early = 100 * metrics["test_accuracy"][2]  # the budget is 3.4 rounds of FedAvg
     assert table.loc[("Table IV", "fedavg"), ["paper", "mean"]].tolist() == pytest.approx([86.76, early])
+    assert table.loc[("Figure 6", "feddip"), ["paper", "n"]].tolist() == [-6.97, 0]
     assert results.effort(tmp_path) == "82 runs, of which 0 are there and took 0.0 hours of one core"
+
+
+def test_what_the_last_target_costs_is_taken_seed_by_seed(monkeypatch):
+    values = {0.9: {0: 80.0, 1: 82.0}, 0.99: {0: 70.0, 2: 99.0}}
+
+    def of_seeds(experiments, folder, statistic):
+        exp = experiments[0] if experiments else None
+        known = values.get(exp.sparsity_target, {}) if exp and exp.rules == "paper" else {}
+        return pd.Series(known, dtype=float)
+
+    monkeypatch.setattr(results, "_of_seeds", of_seeds)
+    row = results.compared("nowhere").loc[("Figure 6", "feddip")]
+    assert row[["mean", "n", "theirs_n"]].tolist() == [-10, 1, 0]
 
 
 def numbers(**values):
