@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from feddip_core import Experiment, plots, results, run
+from feddip_core import Experiment, data, plots, results, run
 
 OUTPUTS = Path(__file__).parent.parent / "outputs"
 
@@ -333,3 +333,23 @@ def test_the_reasons_that_readme_gives_are_in_the_records():
     assert "1,257 of 61,470 weights ever do (seed 0)" in text and "with the code's better first mask, seven." in text
     late = rounds[rounds["round"] > 100].groupby("label")["regrown"].sum().drop("dense memory", errors="ignore")
     assert (late == 0).all()
+
+
+def test_feddips_record_can_be_made_again(monkeypatch):
+    """Up to the first mask and a round beyond; to the bit on a machine of its kind, elsewhere but for rounding."""
+
+    def no_network(name, root):
+        raise OSError("not in a test")
+
+    monkeypatch.setattr(data, "_download", no_network)
+    exp = Experiment.preset("paper")
+    try:
+        data.load(exp.dataset)
+    except data.DataError:
+        pytest.skip("Fashion-MNIST is not on this machine")
+    kept = pd.read_csv(OUTPUTS / "runs" / exp.run_id / "metrics.csv").head(6)
+    again = run(exp, until=6, progress=False).metrics
+    assert again["test_accuracy"].tolist() == pytest.approx(kept["test_accuracy"].tolist(), abs=5e-3)
+    assert again["test_loss"].tolist() == pytest.approx(kept["test_loss"].tolist(), rel=1e-3)
+    for column in ("sparsity", "lambda_", "learning_rate", "uplink_bits"):
+        assert again[column].tolist() == pytest.approx(kept[column].tolist())
