@@ -325,6 +325,14 @@ def test_the_reasons_that_readme_gives_are_in_the_records():
     rounds, _ = results.find(results.wanted("accuracy", "paper", "fashion_mnist"), OUTPUTS / "runs")
     runs = results.of_runs(rounds)
     assert (runs["highest five"] - runs["last five"] < 0.5).all()
+    one_sided, _ = results.find(results.wanted("non_iid", "paper", "fashion_mnist"), OUTPUTS / "runs")
+    runs = results.of_runs(one_sided)
+    assert (runs["highest five"] - runs["last five"] > 7).all()
+    table = results.compared(OUTPUTS / "runs").loc["Table V"]
+    assert results.reversed_order(table["paper"], table["mean"]) == [] and (table["mean"] < table["paper"]).all()
+    assert (
+        table["mean"].max() - table["mean"].min() < 7 and abs(table["mean"]["fedavg"] - table["mean"]["fedprox"]) < 0.21
+    )
     assert results.final_zeros(rounds)["prunetrain"].between(0.985 * 61470, 0.995 * 61470).all()
     rounds, _ = results.find(results.wanted("paper_vs_code", "paper", "fashion_mnist"), OUTPUTS / "runs")
     first = rounds[rounds["seed"] == 0].groupby("label")
