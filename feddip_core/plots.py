@@ -1,5 +1,6 @@
 """One style and one function a figure: metrics of runs in, a figure out, the same colour for a method everywhere."""
 
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from io import BytesIO
@@ -450,7 +451,7 @@ def layer_bars(layers: pd.DataFrame, columns: list[str], first: tuple[float, flo
                 right.plot(own["size"], own[method], mark, color=COLOURS[method], markersize=7)
             right.plot([], [], mark, color="#555555", label=kind)
         right.set(title="… against its size", xlabel="weights in the layer", xscale="log")
-        figure.legend(loc="outside lower center", ncols=6)
+        figure.legend(loc="outside lower center", ncols=7)
     return figure
 
 
@@ -484,7 +485,7 @@ def rules(runs: pd.DataFrame, labels: list[str], paper: Mapping) -> Figure:
         figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True, layout="constrained")
         for i, label in enumerate(labels):
             own = runs.loc[[label]] if label in runs.index.get_level_values("label") else runs.iloc[:0]
-            colour = COLOURS["feddp" if label.startswith("FedDP") else "feddip"]
+            colour = COLOURS[{"FedDP": "feddp", "DPF": "dpf"}.get(re.split("[:,]", label)[0], "feddip")]
             left.plot(own["last five"], [i] * len(own), "o", color=colour, alpha=0.5, markersize=6)
             left.plot([own["last five"].mean()], [i], "|", color=colour, markersize=20, markeredgewidth=2.5)
             right.barh(i, own["regrown"].mean() if len(own) else 0, color=colour, height=0.6)

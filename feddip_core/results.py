@@ -45,8 +45,9 @@ SWITCHES = {
     "dense memory": dict(regrowth="dense_memory"),
     "FedDP, the paper's rules": dict(method="feddp", rules="paper"),
     "FedDP, all four: authors": dict(method="feddp", rules="authors"),
+    "DPF: FedDP, dense at first": dict(method="dpf"),
 }
-BASE = {k: "FedDP, the paper's rules" if k.startswith("FedDP") else "the paper's rules" for k in SWITCHES}
+BASE = {k: f"{'FedDP, ' * ('FedDP' in k)}the paper's rules" for k in SWITCHES}
 # The best of each grid, by the statistic of its table; of PruneTrain's, the best that removes anything at all.
 # Where none was searched, the method's default stands.
 FOUND = {

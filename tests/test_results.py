@@ -57,6 +57,12 @@ def test_what_the_results_vary():
     assert (everything.initial_mask, everything.reconfigure_at, everything.lambda_schedule) == (
         "authors", "authors", "authors20",
     )  # fmt: skip
+    assert (
+        results.BASE["DPF: FedDP, dense at first"]
+        == results.BASE["FedDP, all four: authors"]
+        == "FedDP, the paper's rules"
+    )
+    assert results.BASE["dense memory"] == "the paper's rules"
     plain = Experiment.preset("paper", seed=1).run_id
     assert switched["the paper's rules"][1].run_id == plain
     assert results.wanted("extreme_sparsity", "paper", "fashion_mnist")["0.9"][1].run_id == plain
@@ -315,6 +321,10 @@ def test_the_reasons_that_readme_gives_are_in_the_records():
     text = (OUTPUTS.parent / "README.md").read_text()
     worth = results.moves(OUTPUTS / "runs")["mean"]
     assert worth["first mask: authors"] > 0.8 * worth["all four: authors"] > 0.8
+    dpf = results.find(results.wanted("layer_sparsity", "paper", "fashion_mnist"), OUTPUTS / "runs")[0]
+    assert (results.of_runs(dpf)["last five"]["dpf"] > 88.26).all() and worth["DPF: FedDP, dense at first"] > 1
+    megabytes = dpf[results.BITS].sum(axis=1).groupby([dpf["label"], dpf["seed"]]).sum().groupby("label").mean()
+    assert megabytes["dpf"] / megabytes["feddip"] == pytest.approx(1.10, abs=0.01)
     small = worth[["time of masks: authors", "penalty: authors", "order of masking: authors"]]
     assert (small.dropna().abs() < 0.2).all()
     table = results.compared(OUTPUTS / "runs").loc["Table III"]
