@@ -77,7 +77,6 @@ paper-fashion: $(INSTALLED)
 	    -p runs ../outputs/runs -p out ../outputs notebooks/$$result.ipynb outputs/notebooks/$$result-paper.ipynb; \
 	done
 	$(BIN)/python .ci/readme.py
-	@echo "From nothing: make runs PRESET=paper SEEDS='0 1 2' OPTIONS='--results all', 60 runs of about twenty minutes, and ten of two."
 
 site: $(INSTALLED)
 	$(BIN)/python .ci/gallery.py

@@ -1,4 +1,4 @@
-"""Renew README's tables of results and of speed from the records in outputs/."""
+"""Renew README's tables of results and of speed from the records in outputs/, and say what these took."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,7 @@ from feddip_core.records import write
 
 ROOT = Path(__file__).parent.parent
 OUTPUTS = ROOT / "outputs"
+COMMAND = "make runs PRESET=paper SEEDS='0 1 2' OPTIONS='--results all'"
 # Of outputs/benchmarks/benchmark.csv: (part, case) under the name that README gives it.
 SPEED = {
     ("a round", "bare loop, eager"): "a bare PyTorch loop, one thread",
@@ -40,11 +41,22 @@ def speed() -> str:
 
 def renewed(text: str) -> str:
     """README with its tables as the records have them now."""
-    for name, table in (("results", results.headline(OUTPUTS / "runs")), ("speed", speed())):
+    table = results.compared(OUTPUTS / "runs")
+    parts = {
+        "results": results.headline(table),
+        "effort": f"From nothing, `{COMMAND}` makes them anew: {results.effort(OUTPUTS / 'runs')}.",
+        "misses": results.misses(table),
+        "orders": results.orders(table),
+        "moves": results.moved(OUTPUTS / "runs"),
+        "speed": speed(),
+    }
+    for name, part in parts.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        text = re.sub(f"(?s){begin}.*?{end}", lambda _, now=f"{begin}{table}\n{end}": now, text)
+        text = re.sub(f"(?s){begin}.*?{end}", lambda _, now=f"{begin}{part}\n{end}": now, text)
     return text
 
 
 if __name__ == "__main__":
-    write(ROOT / "README.md", renewed((ROOT / "README.md").read_text()))
+    text = renewed((ROOT / "README.md").read_text())
+    write(ROOT / "README.md", text)
+    print(re.search("From nothing, .*", text)[0])

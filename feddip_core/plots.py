@@ -1,5 +1,6 @@
 """One style and one function a figure: metrics of runs in, a figure out, the same colour for a method everywhere."""
 
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from io import BytesIO
@@ -315,10 +316,17 @@ def paper_lines(ax: Axes, paper: Mapping, methods=COLOURS) -> Axes:
     return ax
 
 
-def ends(ax: Axes, ours: pd.DataFrame, paper: Mapping) -> Axes:
-    """One row a method: ours as a dot with its standard deviation over seeds, the paper's as an open diamond."""
+def ends(ax: Axes, ours: pd.DataFrame, paper: Mapping, theirs: pd.DataFrame | None = None) -> Axes:
+    """One row a method: ours as a dot with its standard deviation over seeds, the paper's as an open diamond.
+
+    `theirs` adds what the authors' code gives, as a cross.
+    """
     for i, (method, row) in enumerate(ours.iterrows()):
         ax.errorbar(row["mean"], i, xerr=row["std"], fmt="o", markersize=6, capsize=3, color=COLOURS[method])
+        if theirs is not None and method in theirs.index:
+            other = theirs.loc[method]
+            look = dict(fmt="x", markersize=8, markeredgewidth=2, capsize=3, color=COLOURS[method], zorder=3)
+            ax.errorbar(other["mean"], i, xerr=other["std"], **look)
         if method in paper:
             value = paper[method] if isinstance(paper[method], list) else [paper[method], 0]
             ax.errorbar(
@@ -333,22 +341,41 @@ OURS_AND_PAPER = [
     Line2D([], [], marker="o", linestyle="", color="#555555", label="ours"),
     Line2D([], [], marker="D", linestyle="", color="#555555", markerfacecolor="white", label="the paper's"),
 ]
+THEIRS = Line2D(
+    [], [], marker="x", linestyle="", color="#555555", markersize=8, markeredgewidth=2, label="by its authors' code"
+)
 
 
 def against_paper(
-    rounds: pd.DataFrame, ours: pd.DataFrame, paper: Mapping, statistic: str, smooth: int = 1, raw: bool = False
+    rounds: pd.DataFrame,
+    ours: pd.DataFrame,
+    paper: Mapping,
+    statistic: str,
+    smooth: int = 1,
+    raw: bool = False,
+    theirs: pd.DataFrame | None = None,
 ) -> Figure:
-    """Accuracy by round, and what came of it beside the paper's value."""
+    """Accuracy by round, and what came of it beside the paper's value and that of its authors' code."""
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(
             1, 2, figsize=(11, 4.4), layout="constrained", gridspec_kw={"width_ratios": [3, 2]}
         )
         percent_axis(paper_lines(percent_curves(left, rounds, smooth, raw), paper))
         left.set(title="Test accuracy by round (thin dashes: the paper's value)")
-        ends(right, ours, paper).set(title=f"{statistic.capitalize()}, mean ± std over seeds")
-        figure.legend(
-            handles=[*left.get_legend_handles_labels()[0], *OURS_AND_PAPER], loc="outside lower center", ncols=9
-        )
+        ends(right, ours, paper, theirs).set(title=f"{statistic.capitalize()}, mean ± std over seeds")
+        marks = [OURS_AND_PAPER[0], *([] if theirs is None else [THEIRS]), OURS_AND_PAPER[1]]
+        handles = [*left.get_legend_handles_labels()[0], *marks]
+        columns = len(handles) if len(handles) < 8 else -(-len(handles) // 2)
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+    return figure
+
+
+def versions(ours: pd.DataFrame, theirs: pd.DataFrame, paper: Mapping) -> Figure:
+    """For each method: as we run it, by its authors' code, and what the paper printed."""
+    with plt.rc_context(STYLE):
+        figure, ax = plt.subplots(figsize=(9, 0.55 * len(ours) + 1.4), layout="constrained")
+        ends(ax, ours, paper, theirs).set(title="As published, by the authors' code, and in the paper")
+        figure.legend(handles=[OURS_AND_PAPER[0], THEIRS, OURS_AND_PAPER[1]], loc="outside lower center", ncols=3)
     return figure
 
 
@@ -389,8 +416,11 @@ def against_cost(
     return figure
 
 
-def layer_bars(layers: pd.DataFrame, columns: list[str]) -> Figure:
-    """Sparsity of each layer: one bar a method, ERK's own allocation as marks; and against the layer's size."""
+def layer_bars(layers: pd.DataFrame, columns: list[str], first: tuple[float, float] | None = None) -> Figure:
+    """Sparsity of each layer: one bar a method, ERK's own allocation as marks; and against the layer's size.
+
+    `first`: between which values the paper has the first layer.
+    """
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(
             1, 2, figsize=(11, 4.6), sharey=True, layout="constrained", gridspec_kw={"width_ratios": [3, 2]}
@@ -409,6 +439,10 @@ def layer_bars(layers: pd.DataFrame, columns: list[str]) -> Figure:
                 markeredgewidth=2,
                 label=column.replace("s_0", "$s_0$").replace("s_p", "$s_p$"),
             )
+        if first:
+            look = dict(color="#555555", linestyle=(0, (4, 2)), linewidth=1.5, label="the paper's first layer")
+            left.hlines(first, -0.45, 0.45, **look)
+            left.set_xlim(-0.6, len(x) - 0.4)
         left.set(title="Fraction of zeros in each layer", ylabel="fraction of zeros", ylim=(0, 1), xticks=x)
         left.set_xticklabels(layers.index, rotation=0 if len(x) < 7 else 90)
         for kind, mark in (("convolution", "o"), ("fully connected", "s")):
@@ -417,7 +451,7 @@ def layer_bars(layers: pd.DataFrame, columns: list[str]) -> Figure:
                 right.plot(own["size"], own[method], mark, color=COLOURS[method], markersize=7)
             right.plot([], [], mark, color="#555555", label=kind)
         right.set(title="… against its size", xlabel="weights in the layer", xscale="log")
-        figure.legend(loc="outside lower center", ncols=6)
+        figure.legend(loc="outside lower center", ncols=7)
     return figure
 
 
@@ -451,7 +485,7 @@ def rules(runs: pd.DataFrame, labels: list[str], paper: Mapping) -> Figure:
         figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True, layout="constrained")
         for i, label in enumerate(labels):
             own = runs.loc[[label]] if label in runs.index.get_level_values("label") else runs.iloc[:0]
-            colour = COLOURS["feddp" if label.startswith("FedDP") else "feddip"]
+            colour = COLOURS[{"FedDP": "feddp", "DPF": "dpf"}.get(re.split("[:,]", label)[0], "feddip")]
             left.plot(own["last five"], [i] * len(own), "o", color=colour, alpha=0.5, markersize=6)
             left.plot([own["last five"].mean()], [i], "|", color=colour, markersize=20, markeredgewidth=2.5)
             right.barh(i, own["regrown"].mean() if len(own) else 0, color=colour, height=0.6)

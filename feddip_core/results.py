@@ -20,7 +20,7 @@ from .records import load_run
 PAPER = json.loads((Path(__file__).parent / "assets" / "paper_results.json").read_text())
 PAPER_DATA = {"fashion_mini": "fashion_mnist"}  # whose numbers of the paper stand beside an embedded data set
 SEEDS = {"paper": (0, 1, 2), "laptop": (0, 1, 2), "smoke": (0, 1)}
-ONE_SMOKE_SEED = ("accuracy", "communication", "paper_vs_code")  # of the results with many runs: under a minute
+ONE_SMOKE_SEED = ("accuracy", "communication", "paper_vs_code", "versions")  # many runs, in about a minute
 GRID = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # on which the paper finds two of its penalties
 GRID_SHARE = 10  # a grid is searched in runs of a tenth of the rounds, with the first seed
 AUTHORS_MEBIBITS = ["downlink_mebibits_authors", "uplink_mebibits_authors"]
@@ -28,6 +28,13 @@ BITS = ["downlink_bits", "uplink_bits"]
 
 TABLE_III = ("fedavg", "feddp", "feddip", "prunefl", "snip", "prunetrain", "feddst")
 TABLE_V = ("fedavg", "fedprox", "feddip_prox")
+# What turns our run of a method into one by its authors' code. FedAvg is the same there; FedProx is FedAvg, since its
+# term is zero; SNIP's row needs no explanation.
+AUTHORS = {m: dict(rules="authors") for m in ("feddp", "feddip", "feddip_prox")} | {
+    m: dict(variant="authors") for m in ("prunefl", "prunetrain", "feddst")
+}
+VERSIONS = ("prunefl", "prunetrain", "feddst", "feddip_prox")  # those that are not among the switches
+VERSION_OF = {f"{m}, authors": m for m in VERSIONS}
 SWITCHES = {
     "the paper's rules": dict(rules="paper"),
     "first mask: authors": dict(initial_mask="authors"),
@@ -38,8 +45,9 @@ SWITCHES = {
     "dense memory": dict(regrowth="dense_memory"),
     "FedDP, the paper's rules": dict(method="feddp", rules="paper"),
     "FedDP, all four: authors": dict(method="feddp", rules="authors"),
+    "DPF: FedDP, dense at first": dict(method="dpf"),
 }
-BASE = {k: "FedDP, the paper's rules" if k.startswith("FedDP") else "the paper's rules" for k in SWITCHES}
+BASE = {k: f"{'FedDP, ' * ('FedDP' in k)}the paper's rules" for k in SWITCHES}
 # The best of each grid, by the statistic of its table; of PruneTrain's, the best that removes anything at all.
 # Where none was searched, the method's default stands.
 FOUND = {
@@ -55,11 +63,23 @@ RESULTS = {
     "layer_sparsity": lambda dataset: {m: dict(method=m) for m in ("feddip", "dpf")},
     "extreme_sparsity": lambda dataset: {f"{s:g}": dict(sparsity_target=s) for s in extreme_targets(dataset)},
     "paper_vs_code": lambda dataset: SWITCHES,
+    "versions": lambda dataset: {
+        label: changes
+        for m in VERSIONS
+        for label, changes in ((m, as_run(dataset, m)), (f"{m}, authors", as_run(dataset, m) | AUTHORS[m]))
+    },
     "fedprox_grid": lambda dataset: {
         f"{mu:g}": dict(method="fedprox", partition="pathological", prox_mu=mu) for mu in GRID
     },
     "prunetrain_grid": lambda dataset: {f"{lam:g}": dict(method="prunetrain", lambda_max=lam) for lam in GRID},
 }
+# The paper's tables: the runs behind each, its numbers, and the statistic to set beside them.
+TABLES = {
+    "Table III": ("accuracy", "accuracy_iid", "last five"),
+    "Table IV": ("communication", "accuracy_at_communication_budget", "at the budget"),
+    "Table V": ("non_iid", "accuracy_non_iid", "highest five"),
+}
+MISS = 0.5  # points: what is nearer to the paper's value counts as reproduced
 STATISTICS = {
     "last round": lambda accuracy: accuracy.iloc[-1],
     "last five": lambda accuracy: accuracy.tail(5).mean(),
@@ -69,11 +89,11 @@ STATISTICS = {
 Wanted = Mapping[str, list[Experiment]]
 # The rounds of no run at all: with these columns tables come out empty instead of failing.
 _EMPTY = pd.DataFrame(
-    {"label": pd.Series(dtype=str), "seed": pd.Series(dtype=int), "layer_zeros": pd.Series(dtype=str)}
+    {c: pd.Series(dtype=str) for c in ("label", "run_id", "layer_zeros")} | {"seed": pd.Series(dtype=int)}
 ).assign(
     **{
         c: pd.Series(dtype=float)
-        for c in ("round", "test_accuracy", "diverged", "sparsity", "regrown", *BITS, *AUTHORS_MEBIBITS)
+        for c in ("round", "test_accuracy", "diverged", "sparsity", "regrown", "seconds", *BITS, *AUTHORS_MEBIBITS)
     }
 )
 
@@ -89,6 +109,12 @@ def wanted(result: str, preset: str, dataset: str) -> dict[str, list[Experiment]
         label: [Experiment.preset(preset, dataset, seed=seed, **changes, **short) for seed in seeds]
         for label, changes in RESULTS[result](dataset).items()
     }
+
+
+def as_run(dataset: str, method: str) -> dict:
+    """How a method is run for the table that it stands in."""
+    partition = {} if method in TABLE_III else dict(partition="pathological")
+    return dict(method=method, **partition, **found(dataset, method))
 
 
 def found(dataset: str, method: str) -> dict:
@@ -255,32 +281,150 @@ def worth(values: pd.Series, base: Mapping[str, str]) -> pd.DataFrame:
     return over_seeds(pd.DataFrame(pairs).rename_axis(columns="label").unstack(), base)
 
 
-def headline(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "paper") -> str:
-    """README's table: the paper, ours under its rules and under its authors', and the difference, as Markdown.
+def by_authors(experiments: list[Experiment]) -> list[Experiment]:
+    """The same runs with what their authors' code does instead; none for a method that has no such version here."""
+    return [exp.replace(**AUTHORS[exp.method]) for exp in experiments if exp.method in AUTHORS]
 
-    i.i.d.: mean of the last five rounds; pathological: of the highest five, as the paper's Table V has it.
+
+def compared(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "paper") -> pd.DataFrame:
+    """A row for each number of the paper's tables: its own, ours, and that of its authors' code where that differs.
+
+    i.i.d.: mean of the last five rounds; at the budget: the last round within it, by the authors' count; pathological:
+    mean of the highest five, as the paper has it. The row of Figure 6 is what its last target costs FedDIP.
     """
-    plain = wanted("accuracy", preset, dataset)
-    switched = wanted("paper_vs_code", preset, dataset)
-    authors = {"feddip": switched["all four: authors"], "feddp": switched["FedDP, all four: authors"]}
-    one_sided = wanted("non_iid", preset, dataset)
-    cases = [
-        *((m, "i.i.d.", plain[m], authors.get(m), "accuracy_iid", "last five") for m in plain),
-        *((m, "pathological", one_sided[m], None, "accuracy_non_iid", "highest five") for m in one_sided),
+    rows = {}
+    for table, (result, printed, statistic) in TABLES.items():
+        paper = of_paper(printed, dataset)
+        for method, own in wanted(result, preset, dataset).items():
+            value = paper.get(method)
+            mean, std = value if isinstance(value, list) else (value, None)
+            sides = [_of_seeds(runs, folder, statistic) for runs in (own, by_authors(own))]
+            rows[table, method] = {"paper": mean, "paper_std": std, **_summary(*sides)}
+    targets = list(wanted("extreme_sparsity", preset, dataset).values())
+    sides = [
+        _of_seeds(last, folder, "last five") - _of_seeds(first, folder, "last five")
+        for first, last in ((targets[0], targets[-1]), (by_authors(targets[0]), by_authors(targets[-1])))
     ]
-    lines = ["| method | split | paper | ours, the paper's rules | ours, its authors' rules | difference | n |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for method, split, own, switched_own, table, statistic in cases:
-        ours, theirs = _mean(own, folder, statistic), _mean(switched_own or [], folder, statistic)
-        paper = of_paper(table, dataset).get(method)
-        mean = paper[0] if isinstance(paper, list) else paper
-        gap = "–" if mean is None or pd.isna(ours["mean"]) else f"{ours['mean'] - mean:+.2f}"
-        cells = [NAMES[method], split, shown(*paper) if isinstance(paper, list) else shown(float(mean or "nan"))]
-        cells += [shown(ours["mean"], ours["std"]), shown(theirs["mean"], theirs["std"]), gap]
-        lines.append(f"| {' | '.join(cells)} | {ours['n']:.0f} |")
+    drop = PAPER["extreme_sparsity"]["largest_accuracy_drop_points"][PAPER_DATA.get(dataset, dataset)]
+    rows["Figure 6", "feddip"] = {"paper": -drop, "paper_std": None, **_summary(*sides)}
+    return pd.DataFrame(rows).T.astype(float)
+
+
+def _of_seeds(experiments: list[Experiment], folder: str | Path, statistic: str) -> pd.Series:
+    """A run's statistic for each of these runs that is finished, by its seed."""
+    rounds, _ = find({"one": experiments}, folder)
+    if statistic in STATISTICS:
+        return of_runs(rounds)[statistic].droplevel("label")
+    budget = budget_mebibits(experiments[0]) if experiments else 0.0
+    return at_budget(rounds, budget, AUTHORS_MEBIBITS)["test_accuracy"].droplevel("label")
+
+
+def _summary(ours: pd.Series, theirs: pd.Series) -> dict:
+    """mean, std and n over the seeds, on both sides."""
+    sides = {"": ours.dropna(), "theirs_": theirs.dropna()}
+    return {f"{side}{k}": v for side, own in sides.items() for k, v in zip(
+        ("mean", "std", "n"), (own.mean(), own.std(), len(own)), strict=True)}  # fmt: skip
+
+
+def headline(table: pd.DataFrame) -> str:
+    """README's table: the paper, ours under its rules and by its authors' code, and the differences, as Markdown."""
+    lines = ["| method | split | paper | ours, the paper's rules | difference | n | ours, its authors' code | "
+             "difference | n |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for (name, method), row in table.loc[["Table III", "Table V"]].iterrows():
+        split = "pathological" if name == "Table V" else "i.i.d."
+        cells = [NAMES[method], split, shown(row["paper"], row["paper_std"])]
+        for side in ("", "theirs_") if method in AUTHORS else ("",):
+            mean, std, n = row[[f"{side}mean", f"{side}std", f"{side}n"]]
+            cells += [shown(mean, std), signed(mean - row["paper"]), f"{n:.0f}"]
+        lines.append(f"| {' | '.join(cells + [''] * (9 - len(cells)))} |")
     return "\n".join(lines)
 
 
-def _mean(experiments: list[Experiment], folder: str | Path, statistic: str) -> pd.Series:
-    rounds, _ = find({"one": experiments}, folder)
-    return over_seeds(of_runs(rounds)[statistic], ["one"]).loc["one"]
+def signed(mean: float, std: float = float("nan")) -> str:
+    """A difference, with its spread if it has one."""
+    return "–" if pd.isna(mean) else ("+" if mean >= 0 else "") + shown(mean, std)
+
+
+def missed(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows in which ours is further from the paper's than MISS."""
+    return table[(table["mean"] - table["paper"]).abs() > MISS]
+
+
+def explained(row: pd.Series) -> str:
+    """Whether a miss is one of the version: the authors' own brings the paper's number, comes nearer, or does not."""
+    if row.name[1] not in AUTHORS:
+        return "unknown"
+    ours, theirs = abs(row["mean"] - row["paper"]), abs(row["theirs_mean"] - row["paper"])
+    if pd.isna(theirs):
+        return "not run yet"
+    return "yes" if theirs <= MISS else "in part" if theirs < ours else "no"
+
+
+def misses(table: pd.DataFrame) -> str:
+    """README's list of what did not reproduce, and whether the authors' code does, as Markdown."""
+    lines = ["| | paper | ours, the paper's rules | difference | ours, its authors' code | difference | explained |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for (name, method), row in missed(table).iterrows():
+        cells = [f"{name}: {NAMES[method]}", shown(row["paper"])]
+        for side in ("", "theirs_"):
+            here = not side or method in AUTHORS
+            cells += [shown(row[f"{side}mean"]), signed(row[f"{side}mean"] - row["paper"])] if here else ["", ""]
+        lines.append(f"| {' | '.join(cells)} | {explained(row)} |")
+    return "\n".join(lines)
+
+
+def reversed_order(paper: pd.Series, ours: pd.Series) -> list[tuple[str, str]]:
+    """The pairs that ours has the other way round than the paper: (above in ours, above in the paper)."""
+    return [(a, b) for a in paper.index for b in paper.index if paper[a] < paper[b] and ours[a] > ours[b]]
+
+
+def orders(table: pd.DataFrame) -> str:
+    """README's list of pairs in another order than the paper's, under its rules and by its authors' code."""
+    lines = []
+    for name in TABLES:
+        own = table.loc[name]
+        switched = own["theirs_mean"].where(own.index.isin(AUTHORS), own["mean"])
+        for rules, values in (("the paper's rules", own["mean"]), ("its authors' code", switched)):
+            above = {}
+            for a, b in reversed_order(own["paper"], values):
+                above.setdefault(a, []).append(f"{NAMES[b]} (by {values[a] - values[b]:.2f})")
+            pairs = "; ".join(f"{NAMES[a]} above {', '.join(b)}" for a, b in above.items())
+            rest = ", as far as there are runs" if values.isna().any() else ""
+            lines.append(f"- {name}, {rules}: {pairs or 'none'}{rest}.")
+    return "\n".join(lines)
+
+
+def of_tables(runs: pd.DataFrame) -> pd.Series:
+    """Of each run the statistic of its method's table: the highest five of what is in Table V alone, else the last."""
+    methods = runs.index.get_level_values("label").str.partition(",").get_level_values(0)
+    return runs["last five"].where(methods.isin(TABLE_III) | ~methods.isin(TABLE_V), runs["highest five"])
+
+
+def moves(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "paper") -> pd.DataFrame:
+    """What each switch, and each version of the authors' own, is worth: mean, std and n of the gain in accuracy."""
+    switched = {label: base for label, base in BASE.items() if label != base}
+    tables = []
+    for result, base in (("paper_vs_code", switched), ("versions", VERSION_OF)):
+        rounds, _ = find(wanted(result, preset, dataset), folder)
+        tables.append(worth(of_tables(of_runs(rounds)), base))
+    return pd.concat(tables)
+
+
+def moved(folder: str | Path) -> str:
+    """README's table of what each single change is worth, as Markdown."""
+    lines = ["| changed, alone | worth, points | n |", "|---|---|---|"]
+    for label, row in moves(folder).iterrows():
+        method, _, _ = label.partition(", authors")
+        name = f"{NAMES[method]}: its authors' code" if method in NAMES else label
+        name = name if name.startswith(tuple(NAMES.values())) else f"FedDIP, {name}"
+        lines.append(f"| {name} | {signed(row['mean'], row['std'])} | {row['n']:.0f} |")
+    return "\n".join(lines)
+
+
+def effort(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "paper") -> str:
+    """How many runs all results need, how many of them the folder has, and what these took."""
+    tables = [wanted(result, preset, dataset) for result in RESULTS]
+    every = {exp.run_id: exp for table in tables for own in table.values() for exp in own}
+    rounds, _ = find({"all": list(every.values())}, folder)
+    done, hours = rounds["run_id"].nunique(), rounds["seconds"].sum() / 3600
+    return f"{len(every)} runs, of which {done} are there and took {hours:.1f} hours of one core"

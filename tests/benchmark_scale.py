@@ -28,13 +28,11 @@ VECTORS = 7  # of all parameters that a client's step holds: sent, start, w, w â
 
 
 def counted(dataset: str) -> dict:
-    """Parameters, operations, bytes and memory, without a single number being computed."""
+    """Parameters, operations and memory, without a single number being computed."""
     exp, image = Experiment.preset("paper", dataset), IMAGE.get(dataset, COLOUR)
     with torch.device("meta"):
         net = models.build(exp.model, CLASSES[dataset], **image)
     layout, statistics = models.Layout.of(net), models.Layout.of_statistics(net)
-    up = 4 * (layout.size + statistics.size)
-    s_0 = exp.sparsity_initial * sum(shape.numel() for shape in layout.prunable_shapes.values())
     activations = activation_bytes(net, layout, statistics, exp.batch_size, image)
     evaluation = 2 * EVALUATION_BATCH * largest_activation(net, image)
     samples = 70_000 if dataset == "fashion_mnist" else 60_000
@@ -43,8 +41,6 @@ def counted(dataset: str) -> dict:
         "dataset": dataset, "model": exp.model, "parameters": layout.size,
         "prunable": sum(shape.numel() for shape in layout.prunable_shapes.values()),
         "megaflops_a_sample": models.flops(net, image) / 1e6,
-        "megabytes_down_first_round": exp.clients_per_round * (up - 4 * s_0) / 1e6,
-        "megabytes_up_a_round": exp.clients_per_round * up / 1e6,
         "gpu_megabytes_estimated": (fixed + max(activations, evaluation)) / 1e6,
     }  # fmt: skip
 
@@ -100,6 +96,7 @@ def first_round(dataset: str, threads: int) -> None:
     assert not (after.w[site.layout.flat_mask(after.m, like=after.w) == 0]).any()
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     print(json.dumps({
+        "megabytes_down_first_round": row["downlink_bits"] / 8e6, "megabytes_up_a_round": row["uplink_bits"] / 8e6,
         "cpu_seconds_a_round": seconds, "cpu_days_of_a_run": seconds * exp.rounds / 86_400,
         "cpu_peak_megabytes": int(peak.split()[1]) / 1024, "train_loss": row["train_loss"],
         "sparsity": masks.sparsity_of(after.m),
