@@ -26,14 +26,26 @@ ROOT = Path(__file__).parent.parent
 # The map: in this order, with the notebooks in theirs; what is named nowhere stands under the last.
 MAP = {
     "Learn": ("Federated averaging, masks, error feedback and schedules, one idea a notebook.", r"\d\d_.*|explorer"),
-    "Methods": ("What each of the ten methods changes in a round, and one run of any of them.", r"methods|experiment"),
+    "Methods": (
+        "What each of the ten methods changes in a round, one run of any of them, and batch norm among many clients.",
+        r"methods|experiment|batch_norm",
+    ),
     "Results": (
         "The paper's tables and figures, and where its code differs from its text.",
         r"accuracy|communication|non_iid|layer_sparsity|extreme_sparsity|paper_vs_code",
     ),
     "Theory": ("What can be proved about it, and what can be measured of that.", r".*"),
 }
-ORDER = ["methods", "experiment", "accuracy", "communication", "non_iid", "layer_sparsity", "extreme_sparsity"]
+ORDER = [
+    "methods",
+    "experiment",
+    "batch_norm",
+    "accuracy",
+    "communication",
+    "non_iid",
+    "layer_sparsity",
+    "extreme_sparsity",
+]
 
 
 class Prose(IPythonRenderer):
