@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 MAP = {
     "Learn": ("Federated averaging, masks, error feedback and schedules, one idea a notebook.", r"\d\d_.*|explorer"),
     "Methods": (
-        "What each of the ten methods changes in a round, one run of any of them, and clients that are elsewhere.",
+        "What each of the ten methods changes in a round, one run of any, batch norms, and clients that are elsewhere.",
         r"methods|experiment|batch_norm|flower",
     ),
     "Results": (
@@ -36,7 +36,16 @@ MAP = {
     ),
     "Theory": ("What can be proved about it, and what can be measured of that.", r".*"),
 }
-ORDER = ["methods", "experiment", "accuracy", "communication", "non_iid", "layer_sparsity", "extreme_sparsity"]
+ORDER = [
+    "methods",
+    "experiment",
+    "batch_norm",
+    "accuracy",
+    "communication",
+    "non_iid",
+    "layer_sparsity",
+    "extreme_sparsity",
+]
 
 
 class Prose(IPythonRenderer):

@@ -1,4 +1,4 @@
-"""Renew README's tables of results and of speed from the records in outputs/, and say what these took."""
+"""Renew README's tables of results, of speed and of the paper's full size from the records in outputs/."""
 
 import re
 from pathlib import Path
@@ -25,6 +25,12 @@ FLOWER = {
     "ours, fedavg, eager": "FedAvg, eager, two workers",
     "ours, feddip s = 0.5, native": "FedDIP, compiled, two workers",
 }
+# Of outputs/benchmarks/scale.csv: the paper's three experiments.
+SCALE = {
+    "fashion_mnist": "LeNet-5, Fashion-MNIST",
+    "cifar10": "AlexNet, CIFAR-10",
+    "cifar100": "ResNet-18, CIFAR-100",
+}
 
 
 def speed() -> str:
@@ -39,6 +45,25 @@ def speed() -> str:
     return "\n".join(lines)
 
 
+def scale() -> str:
+    """Sizes, and a full-size round; an experiment whose round has not been measured has no row."""
+    made = pd.read_csv(OUTPUTS / "benchmarks" / "scale.csv").set_index("dataset")
+    lines = [
+        "| experiment | parameters | MFLOP a sample | MB down, first round | MB up | GPU MB, estimated | CPU seconds |"
+        " CPU MB, peak | CPU hours, T = 1,000 |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for dataset, name in SCALE.items():
+        if dataset in made.index:
+            row = made.loc[dataset]
+            cells = [name, f"{row['parameters']:,}", f"{row['megaflops_a_sample']:.1f}"]
+            cells += [f"{row[f'megabytes_{way}']:.1f}" for way in ("down_first_round", "up_a_round")]
+            cells += [f"{row['gpu_megabytes_estimated']:,.0f}", f"{row['cpu_seconds_a_round']:,.1f}"]
+            cells += [f"{row['cpu_peak_megabytes']:,.0f}", f"{24 * row['cpu_days_of_a_run']:,.1f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def renewed(text: str) -> str:
     """README with its tables as the records have them now."""
     table = results.compared(OUTPUTS / "runs")
@@ -49,6 +74,7 @@ def renewed(text: str) -> str:
         "orders": results.orders(table),
         "moves": results.moved(OUTPUTS / "runs"),
         "speed": speed(),
+        "scale": scale(),
     }
     for name, part in parts.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"

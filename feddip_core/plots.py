@@ -247,8 +247,14 @@ class Picture:
         return picture, {"image/png": {"alt": self.alt}}
 
 
-def show(figure: Figure, alt: str, out: str | Path = "", name: str = "") -> Picture:
-    """Hand the figure to the notebook; with `out` also keep it as `out`/figures/`name`.png and .svg."""
+def show(figure: Figure, alt: str, out: str | Path = "", name: str = "", note: str = "") -> Picture:
+    """Hand the figure to the notebook; with `out` also keep it as `out`/figures/`name`.png and .svg.
+
+    A note stands above the figure, wherever it goes.
+    """
+    if note:
+        figure.suptitle(note, x=0.99, ha="right", fontsize=9, color="#555555")
+        alt = f"{alt} ({note})"
     if out:
         save(figure, Path(out) / "figures", name)
     picture = Picture(rendered(figure, "png", dpi=STYLE["figure.dpi"]), alt)

@@ -172,7 +172,17 @@ def scale(wanted: Wanted) -> str:
     exp = next(iter(wanted.values()))[0]
     differs = exp.differences_from_paper()
     verdict = f"not the paper's: {', '.join(differs)}" if differs else "every setting is the paper's"
+    verdict = "; ".join(filter(None, [verdict, reduced(wanted)]))
     return f"{exp.model} on {exp.dataset}, T = {exp.rounds}, N = {exp.clients}, K = {exp.clients_per_round}; {verdict}."
+
+
+def reduced(wanted: Wanted) -> str:
+    """What runs on real data have less of than the paper's, to stand wherever both are shown; empty if nothing."""
+    exp = next(iter(wanted.values()))[0]
+    full = exp.differences_from_paper()
+    words = {"width": "width", "rounds": "T", "local_epochs": "E"}
+    less = [f"{word} = {getattr(exp, k):g} for {full[k]:g}" for k, word in words.items() if k in full]
+    return f"reduced: {', '.join(less)}" if less else ""
 
 
 def of_paper(table: str, dataset: str) -> dict:
@@ -210,7 +220,8 @@ def beside_paper(wanted: Wanted, runs: pd.DataFrame, paper: Mapping) -> pd.DataF
         ours = over_seeds(runs[column], wanted)
         table[column] = [shown(mean, std) for mean, std in zip(ours["mean"], ours["std"], strict=True)]
     values = [paper.get(label, float("nan")) for label in wanted]
-    return table.assign(n=ours["n"], paper=[shown(*v) if isinstance(v, list) else shown(v) for v in values])
+    name = "paper, full size" if reduced(wanted) else "paper"
+    return table.assign(n=ours["n"], **{name: [shown(*v) if isinstance(v, list) else shown(v) for v in values]})
 
 
 def final_zeros(rounds: pd.DataFrame) -> pd.Series:

@@ -70,6 +70,13 @@ def test_a_shown_figure_is_a_picture_with_words_and_is_closed(runs, tmp_path):
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == ["figure.png", "figure.svg"]
 
 
+def test_a_note_stands_above_the_figure_and_in_its_words(runs):
+    figure = plots.quickstart(runs, clients_per_round=2)
+    picture = plots.show(figure, "four panels", note="reduced: E = 1 for 5")
+    assert figure.get_suptitle() == "reduced: E = 1 for 5"
+    assert picture.alt == "four panels (reduced: E = 1 for 5)"
+
+
 def test_figures_of_many_methods(runs):
     history = {name: np.array([[True, True, False], [True, False, True]]) for name in ("snip", "feddst", "feddip")}
     for figure in (

@@ -139,6 +139,21 @@ def test_no_records_give_empty_tables(tmp_path):
     assert results.final_zeros(rounds).empty and results.at_budget(rounds, 1.0, results.BITS).empty
 
 
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
+def test_runs_of_reduced_size_are_called_so(dataset, tmp_path):
+    wanted = results.wanted("accuracy", "laptop", dataset)
+    note = {
+        "cifar10": "reduced: width = 0.25 for 1, T = 120 for 1000, E = 1 for 5",
+        "cifar100": "reduced: width = 0.125 for 1, T = 40 for 1000, E = 1 for 5",
+    }[dataset]
+    assert results.reduced(wanted) == note and results.scale(wanted).endswith(f"local_epochs; {note}.")
+    rounds, _ = results.find(wanted, tmp_path)
+    table = results.beside_paper(wanted, results.of_runs(rounds), results.of_paper("accuracy_iid", dataset))
+    assert table.columns[-1] == "paper, full size"
+    for preset, full in (("paper", dataset), ("smoke", "fashion_mini")):
+        assert results.reduced(results.wanted("accuracy", preset, full)) == ""
+
+
 def test_statistics_of_a_run():
     toy = pd.DataFrame({"label": "a", "seed": 0, "test_accuracy": [0.1, 0.8, 0.9, 0.5, 0.6, 0.7, 0.7]})
     assert results.of_runs(toy).round(9).iloc[0].to_dict() == {"last round": 70, "last five": 68, "highest five": 74}
