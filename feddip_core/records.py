@@ -120,7 +120,8 @@ def load_run(folder: Path) -> pd.DataFrame:
     settings = {k: v for k, v in exp.to_dict().items() if k not in metrics} | {
         "learning_rate_initial": exp.learning_rate
     }
-    return metrics.assign(run_id=exp.run_id, diverged=kept["diverged"], **settings)
+    faults = len(kept.get("faults", []))  # answers that rounds of a run on Flower went without
+    return metrics.assign(run_id=exp.run_id, diverged=kept["diverged"], faults=faults, **settings)
 
 
 def provenance(exp: Experiment) -> dict:

@@ -152,6 +152,8 @@ def _read(exp: Experiment, record: Path) -> tuple[str, pd.DataFrame]:
         rows = load_run(record)
     except ValueError as error:
         return f"not to be used, {error}", pd.DataFrame()
+    if rows["faults"].any():
+        return f"not to be used, {rows['faults'].iloc[0]} answers of clients are missing in it", pd.DataFrame()
     if rows["diverged"].notna().any():
         return f"diverged in round {rows['diverged'].iloc[0]:.0f}", rows
     return "finished" if len(rows) == exp.rounds else f"unfinished, {len(rows)} of {exp.rounds} rounds", rows

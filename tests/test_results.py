@@ -1,3 +1,5 @@
+import json
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -117,6 +119,17 @@ def test_a_run_that_diverged_has_ended(tiny, tmp_path):
     rounds, states = results.find({"a": [exp]}, tmp_path)
     assert states["state"].tolist() == ["diverged in round 2"]
     assert len(rounds) == 2
+
+
+def test_a_run_that_went_without_clients_is_another_experiment(tiny, tmp_path):
+    exp = tiny(rounds=1)
+    run(exp, out=tmp_path)
+    file = tmp_path / exp.run_id / "provenance.json"
+    faults = [{"round": 1, "client": 2, "reason": "it is not connected"}]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"faults": faults}))
+    rounds, states = results.find({"a": [exp]}, tmp_path)
+    assert rounds.empty
+    assert states["state"].tolist() == ["not to be used, 1 answers of clients are missing in it"]
 
 
 def test_a_damaged_record_is_named_if_it_is_wanted_and_passed_over_if_not(tiny, tmp_path):
