@@ -215,8 +215,12 @@ class Nodes:
         now = time.monotonic()
         self.asked = {i: (node, until) for i, (node, until) in self.asked.items() if node in here and now < until}
         for node in sorted(here.difference(self.of.values(), self.refused, (node for node, _ in self.asked.values()))):
-            for i in self.grid.push_messages([self.message(node, RecordDict(), WHO, 0)]):
+            for i in self._push(self.message(node, RecordDict(), WHO, 0)):
                 self.asked[i] = (node, now + self.answer_within)
+
+    def _push(self, message: Message) -> list[str]:
+        """The number of the message; none if Flower could not take it."""
+        return [i for i in self.grid.push_messages([message]) if i is not None]
 
     def _pull(self, waiting: Iterable[str]) -> Iterator[tuple[str, Message | None]]:
         """The replies that have come to these messages, one by one: None for one that is not to be read."""
@@ -256,7 +260,7 @@ class Nodes:
 
     def exchange(self, messages: Mapping[int, Message]) -> dict[int, Message | None]:
         """The replies that come in time; None is one that is not to be read."""
-        waiting = {i: n for n, message in messages.items() for i in self.grid.push_messages([message])}
+        waiting = {i: n for n, message in messages.items() for i in self._push(message)}
         deadline, pause, replies = time.monotonic() + self.answer_within, _pauses(), {}
         while waiting and time.monotonic() < deadline:
             for i, reply in self._pull(waiting):
