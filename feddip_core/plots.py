@@ -292,11 +292,17 @@ def percent_curves(ax: Axes, rounds: pd.DataFrame, smooth: int = 1, raw: bool = 
         # Broken lines over solid ones: where two methods agree, both can be seen.
         ax.plot(own["mean"], label=NAMES[method], zorder=2 + (LINES[method] != "-"), linewidth=thin(own), **look)
         if not raw:
-            ax.fill_between(own.index, own["min"], own["max"], color=COLOURS[method], alpha=0.15, linewidth=0)
+            band(ax, own, COLOURS[method])
     for method, own in by_label(rounds, "test_accuracy").items() if raw else ():
         ax.plot(100 * own["mean"], linewidth=0.6, alpha=0.25, color=COLOURS[method], zorder=1)
     ax.set_xlabel("round")
     return ax
+
+
+def band(ax: Axes, curve: pd.DataFrame, colour: str) -> None:
+    """From the lowest seed to the highest; of a single one there is none, and its points would only fill the file."""
+    if (curve["max"] > curve["min"]).any():
+        ax.fill_between(curve.index, curve["min"], curve["max"], color=colour, alpha=0.15, linewidth=0)
 
 
 def thin(curve: pd.DataFrame) -> float:
@@ -475,7 +481,7 @@ def extremes(rounds: pd.DataFrame, labels: list[str], paper: float, smooth: int 
         for label, own in by_label(rounds, "test_accuracy", smooth).items():
             colour, style = looks[label]
             right.plot(100 * own["mean"], color=colour, linestyle=style, linewidth=thin(own))
-            right.fill_between(own.index, 100 * own["min"], 100 * own["max"], color=colour, alpha=0.15, linewidth=0)
+            band(right, 100 * own, colour)
         left.set(title="Sparsity after each round", xlabel="round", ylabel="fraction of zeros", ylim=(0, 1.02))
         right.set(title="Test accuracy", xlabel="round")
         name = f"the paper's at {labels[0]}"

@@ -376,7 +376,7 @@ def test_the_reasons_that_readme_gives_are_in_the_records():
     first = rounds[rounds["seed"] == 0].groupby("label")
     returned = first["regrown"].sum()
     assert (returned["the paper's rules"], returned["first mask: authors"]) == (1257, 7)
-    assert "1,257 of 61,470 weights ever do (seed 0)" in text and "with the code's better first mask, seven." in text
+    assert "61,470 weights return 1,257 times (seed 0)" in text and "better first mask, seven times." in text
     late = rounds[rounds["round"] > 100].groupby("label")["regrown"].sum().drop("dense memory", errors="ignore")
     assert (late == 0).all()
 
