@@ -371,6 +371,12 @@ def test_the_reasons_that_readme_gives_are_in_the_records():
     assert (
         table["mean"].max() - table["mean"].min() < 7 and abs(table["mean"]["fedavg"] - table["mean"]["fedprox"]) < 0.21
     )
+    targets = results.of_runs(
+        results.find(results.wanted("extreme_sparsity", "paper", "fashion_mnist"), OUTPUTS / "runs")[0]
+    )
+    drops = (targets - targets.loc["0.9"]).groupby("label").mean().round(2)
+    assert -0.4 < drops.loc["0.95", "last five"] < -0.1
+    assert -4.5 < drops.loc["0.99", "last five"] < -3.5 and -1.5 < drops.loc["0.99", "highest five"] < -0.5
     assert results.final_zeros(rounds)["prunetrain"].between(0.985 * 61470, 0.995 * 61470).all()
     rounds, _ = results.find(results.wanted("paper_vs_code", "paper", "fashion_mnist"), OUTPUTS / "runs")
     first = rounds[rounds["seed"] == 0].groupby("label")
