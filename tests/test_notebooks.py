@@ -5,8 +5,11 @@ import re
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import papermill
 import pytest
+
+from feddip_core import results
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 ids = [path.stem for path in NOTEBOOKS]
@@ -135,6 +138,39 @@ def test_headings_and_prose_are_asked_for():
     assert faults(notebook) == ["no heading: ## What we saw", "no heading: ## Exercises"]
     notebook.cells.reverse()
     assert "no prose before the first cell" in faults(notebook)
+
+
+def one_run(exp, label):
+    """What `results.find` reads of a run whose layers are all as sparse as the whole, but for one weight at the end."""
+    sizes = results.layers(exp)["size"]
+    zeros = [int(exp.sparsity_target * size) for size in sizes]
+    zeros[-1] += round(exp.sparsity_target * sizes.sum()) - sum(zeros)
+    columns = dict.fromkeys([*results.BITS, *results.AUTHORS_MEBIBITS, "sparsity", "regrown"], 1.0)
+    columns |= dict(label=label, method=exp.method, seed=exp.seed, partition=exp.partition, diverged=None)
+    columns |= {"layer_zeros": " ".join(map(str, zeros)), "test_accuracy": 0.5}
+    return pd.DataFrame({"round": range(1, exp.rounds + 1)}).assign(**columns)
+
+
+@pytest.mark.parametrize("there", [0, 1], ids=["no records", "one record"])
+@pytest.mark.parametrize("name", ["accuracy", "communication", "non_iid", "layer_sparsity", "extreme_sparsity"])
+def test_a_result_says_which_records_are_missing(name, there, tmp_path, monkeypatch, capsys):
+    find, dataset, preset = results.find, "cifar10", "laptop"
+
+    def found(wanted, folder):
+        (label, exps), (empty, states) = next(iter(wanted.items())), find(wanted, folder)
+        states.loc[: there - 1, "state"] = "finished"
+        return (one_run(exps[0], label) if there else empty), states
+
+    monkeypatch.setattr(results, "find", found)
+    given = {"dataset": dataset, "preset": preset, "runs": str(tmp_path / "runs"), "out": str(tmp_path)}
+    cells, space = code(nbformat.read(NOTEBOOKS[0].with_stem(name), as_version=4)), {}
+    for cell in cells:
+        exec(cell.source, space)
+        space |= given
+    text = capsys.readouterr().out
+    assert re.search(rf"^{there} of \d+ runs are finished", text, re.M) and "missing for the seeds" in text
+    assert "reduced: width" in text
+    assert (tmp_path / "figures" / f"{name}-{dataset}-{preset}.svg").exists()
 
 
 # nbval runs every notebook with its default parameters. Here these have others: the records of the repository instead
