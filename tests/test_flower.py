@@ -430,13 +430,13 @@ def test_a_round_goes_on_without_a_killed_supernode_which_may_come_back(hospital
 
 @slow
 def test_after_a_killed_superlink_training_goes_on_from_the_last_checkpoint(hospitals, tmp_path):
-    exp = hospitals(rounds=4, clients_per_round=2)
+    exp = hospitals(rounds=3, clients_per_round=2)
     with Deployment(tmp_path / "flower", clients=3) as deployment:
         deployment.submit(exp, tmp_path / "there")
         wait_for(lambda: trained(tmp_path / "there", exp) >= 2)
-        deployment.kill_link()
+        deployment.kill_link()  # while the server is about to save the second round, or the third is under way
         done = trained(tmp_path / "there", exp)
-        assert done < 4
+        assert done < 3
         deployment.start_link()
         deployment.run(exp, tmp_path / "there", within=300)
     run(exp, tmp_path / "here")
