@@ -383,6 +383,11 @@ def test_the_reasons_that_readme_gives_are_in_the_records():
     returned = first["regrown"].sum()
     assert (returned["the paper's rules"], returned["first mask: authors"]) == (1257, 7)
     assert "61,470 weights return 1,257 times (seed 0)" in text and "better first mask, seven times." in text
+    dense = rounds[(rounds["label"] == "dense memory") & (rounds["seed"] == 0)].set_index("round")
+    assert dense["regrown"].sum() == 88_134 and round(worth["dense memory"], 2) == -2.81
+    # Of the last hundred rounds, those that end with a new mask, and those before them.
+    after, before = (dense["test_accuracy"].loc[list(range(900 + i, 1001, 5))].mean() for i in (5, 4))
+    assert (round(100 * after), round(100 * before)) == (71, 88)
     late = rounds[rounds["round"] > 100].groupby("label")["regrown"].sum().drop("dense memory", errors="ignore")
     assert (late == 0).all()
 
