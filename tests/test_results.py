@@ -156,10 +156,10 @@ def test_no_records_give_empty_tables(tmp_path):
 def test_runs_of_reduced_size_are_called_so(dataset, tmp_path):
     wanted = results.wanted("accuracy", "laptop", dataset)
     note = {
-        "cifar10": "reduced: width = 0.25 for 1, T = 120 for 1000, E = 1 for 5",
-        "cifar100": "reduced: width = 0.125 for 1, T = 40 for 1000, E = 1 for 5",
+        "cifar10": "reduced: width = 0.125 for 1, T = 160 for 1000",
+        "cifar100": "reduced: width = 0.125 for 1, T = 40 for 1000, E = 2 for 5",
     }[dataset]
-    assert results.reduced(wanted) == note and results.scale(wanted).endswith(f"local_epochs; {note}.")
+    assert results.reduced(wanted) == note and results.scale(wanted).endswith(f"; {note}.")
     rounds, _ = results.find(wanted, tmp_path)
     table = results.beside_paper(wanted, results.of_runs(rounds), results.of_paper("accuracy_iid", dataset))
     assert table.columns[-1] == "paper, full size"
