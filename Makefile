@@ -8,6 +8,7 @@
 # make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
 # make paper-fashion   every table and figure of the paper on Fashion-MNIST, from the records in outputs/runs
+# make laptop-cifar    the same of the runs of reduced size on CIFAR-10 and CIFAR-100
 # make site        the notebooks as they were executed, as a static site in outputs/site that opens from disk
 # make notebooks   run the notebooks in place, to renew the outputs they carry
 
@@ -35,7 +36,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce test lab benchmark benchmark-flower benchmark-scale runs paper-fashion site notebooks clean
+.PHONY: reproduce test lab benchmark benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site notebooks clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -69,13 +70,22 @@ benchmark-scale: $(INSTALLED)
 benchmark-flower: $(INSTALLED)
 	$(BIN)/python tests/benchmark_flower.py
 
-RESULTS := accuracy communication non_iid layer_sparsity extreme_sparsity paper_vs_code convergence
-paper-fashion: $(INSTALLED)
+RESULTS := accuracy communication non_iid layer_sparsity extreme_sparsity
+# $(call results,preset,data set,notebooks): each from the records, two at a time.
+define results
 	@mkdir -p outputs/notebooks
-	@set -e; for result in $(RESULTS); do \
-	  $(BIN)/papermill -k python3 --cwd notebooks --execution-timeout 900 -p preset paper -p dataset fashion_mnist \
-	    -p runs ../outputs/runs -p out ../outputs notebooks/$$result.ipynb outputs/notebooks/$$result-paper.ipynb; \
-	done
+	printf '%s\n' $(3) | xargs -P 2 -I NAME $(BIN)/papermill -k python3 --no-progress-bar --cwd notebooks \
+	  --execution-timeout 900 -p preset $(1) -p dataset $(2) -p runs ../outputs/runs -p out ../outputs \
+	  notebooks/NAME.ipynb outputs/notebooks/NAME-$(2)-$(1).ipynb
+endef
+
+paper-fashion: $(INSTALLED)
+	$(call results,paper,fashion_mnist,$(RESULTS) paper_vs_code convergence)
+	$(BIN)/python .ci/readme.py
+
+laptop-cifar: $(INSTALLED)
+	$(call results,laptop,cifar10,$(RESULTS))
+	$(call results,laptop,cifar100,$(RESULTS))
 	$(BIN)/python .ci/readme.py
 
 site: $(INSTALLED)

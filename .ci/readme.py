@@ -73,6 +73,7 @@ def renewed(text: str) -> str:
         "misses": results.misses(table),
         "orders": results.orders(table),
         "moves": results.moved(OUTPUTS / "runs"),
+        **{dataset: results.splits_shown(OUTPUTS / "runs", dataset) for dataset in ("cifar10", "cifar100")},
         "speed": speed(),
         "scale": scale(),
     }

@@ -62,6 +62,9 @@ RESULTS = {
     "non_iid": lambda dataset: {m: dict(method=m, partition="pathological", **found(dataset, m)) for m in TABLE_V},
     "layer_sparsity": lambda dataset: {m: dict(method=m) for m in ("feddip", "dpf")},
     "extreme_sparsity": lambda dataset: {f"{s:g}": dict(sparsity_target=s) for s in extreme_targets(dataset)},
+    "extreme_sparsity_authors": lambda dataset: {
+        f"{s:g}": dict(sparsity_target=s, rules="authors") for s in extreme_targets(dataset)[::2]
+    },
     "paper_vs_code": lambda dataset: SWITCHES,
     "versions": lambda dataset: {
         label: changes
@@ -313,11 +316,10 @@ def compared(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "
             mean, std = value if isinstance(value, list) else (value, None)
             sides = [_of_seeds(runs, folder, statistic) for runs in (own, by_authors(own))]
             rows[table, method] = {"paper": mean, "paper_std": std, **_summary(*sides)}
-    targets = list(wanted("extreme_sparsity", preset, dataset).values())
-    sides = [
-        _of_seeds(last, folder, "last five") - _of_seeds(first, folder, "last five")
-        for first, last in ((targets[0], targets[-1]), (by_authors(targets[0]), by_authors(targets[-1])))
-    ]
+    sides = []
+    for result in ("extreme_sparsity", "extreme_sparsity_authors"):
+        first, *_, last = wanted(result, preset, dataset).values()
+        sides.append(_of_seeds(last, folder, "last five") - _of_seeds(first, folder, "last five"))
     drop = PAPER["extreme_sparsity"]["largest_accuracy_drop_points"][PAPER_DATA.get(dataset, dataset)]
     rows["Figure 6", "feddip"] = {"paper": -drop, "paper_std": None, **_summary(*sides)}
     return pd.DataFrame(rows).T.astype(float)
@@ -431,6 +433,41 @@ def moved(folder: str | Path) -> str:
         name = f"{NAMES[method]}: its authors' code" if method in NAMES else label
         name = name if name.startswith(tuple(NAMES.values())) else f"FedDIP, {name}"
         lines.append(f"| {name} | {signed(row['mean'], row['std'])} | {row['n']:.0f} |")
+    return "\n".join(lines)
+
+
+def both_splits(folder: str | Path, dataset: str, preset: str = "laptop") -> pd.DataFrame:
+    """Tables III's and V's methods on both partitions: mean, std and n of each table's statistic, and final zeros."""
+    rows = {}
+    for method in dict.fromkeys(TABLE_III + TABLE_V):
+        for split, statistic in (("iid", "last five"), ("pathological", "highest five")):
+            own = [Experiment.preset(preset, dataset, method, partition=split, seed=s) for s in SEEDS[preset]]
+            rounds, _ = find({method: own}, folder)
+            zeros = final_zeros(rounds).mean() / layers(own[0])["size"].sum()
+            runs = of_runs(rounds)
+            rows[method, split] = over_seeds(runs[statistic], [method]).loc[method].to_dict() | {
+                "last": runs["last five"].mean(),
+                "sparsity": zeros,
+            }
+    return pd.DataFrame(rows).T.astype(float)
+
+
+def splits_shown(folder: str | Path, dataset: str, preset: str = "laptop") -> str:
+    """README's table of runs of reduced size, which says so, as Markdown; the paper's values are those of full size."""
+    lines = [
+        f"| {reduced(wanted('accuracy', preset, dataset))} | i.i.d. | n | pathological | its last five | n | sparsity |"
+        " paper, full size: i.i.d. | pathological |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    full = [of_paper(table, dataset) for table in ("accuracy_iid", "accuracy_non_iid")]
+    table = both_splits(folder, dataset, preset)
+    for method in table.index.unique(0):
+        even, one_sided = table.loc[(method, "iid")], table.loc[(method, "pathological")]
+        sparsity = one_sided["sparsity"] if pd.isna(even["sparsity"]) else even["sparsity"]
+        cells = [NAMES[method], shown(even["mean"], even["std"]), f"{even['n']:.0f}"]
+        cells += [shown(one_sided["mean"], one_sided["std"]), shown(one_sided["last"]), f"{one_sided['n']:.0f}"]
+        cells += [shown(sparsity), *(shown(*paper.get(method, [float("nan")])) for paper in full)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

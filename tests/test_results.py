@@ -167,6 +167,24 @@ def test_runs_of_reduced_size_are_called_so(dataset, tmp_path):
         assert results.reduced(results.wanted("accuracy", preset, full)) == ""
 
 
+def test_the_table_of_reduced_runs_names_them_so_and_has_both_partitions(tmp_path, monkeypatch):
+    def found(wanted, folder):
+        method, (exp, *_) = next(iter(wanted.items()))
+        if method != "feddip":
+            return find(wanted, folder)
+        accuracy = (0.2, 0.4, 0.3) if exp.partition == "iid" else (0.1, 0.3, 0.2)
+        zeros = str(results.layers(exp)["size"].sum() // 2)
+        return rounds_of(method, accuracy=accuracy, zeros=(zeros,) * 3), None
+
+    find = results.find
+    monkeypatch.setattr(results, "find", found)
+    lines = results.splits_shown(tmp_path, "cifar10").splitlines()
+    assert lines[0].startswith("| reduced: width = 0.125 for 1, T = 160 for 1000 | i.i.d. | n | pathological |")
+    assert "paper, full size: i.i.d." in lines[0] and len(lines) == 2 + 9
+    assert lines[2] == "| FedAvg | – | 0 | – | – | 0 | – | 85.07 ± 0.13 | 61.59 ± 0.73 |"
+    assert lines[4] == "| FedDIP | 30.00 | 1 | 20.00 | 20.00 | 1 | 0.50 | 85.14 ± 0.22 | – |"
+
+
 def test_statistics_of_a_run():
     toy = pd.DataFrame({"label": "a", "seed": 0, "test_accuracy": [0.1, 0.8, 0.9, 0.5, 0.6, 0.7, 0.7]})
     assert results.of_runs(toy).round(9).iloc[0].to_dict() == {"last round": 70, "last five": 68, "highest five": 74}
@@ -294,7 +312,7 @@ def test_the_headline_has_a_row_for_each_claim_of_the_paper(tmp_path):
     early = 100 * metrics["test_accuracy"][2]  # the budget is 3.4 rounds of FedAvg
     assert table.loc[("Table IV", "fedavg"), ["paper", "mean"]].tolist() == pytest.approx([86.76, early])
     assert table.loc[("Figure 6", "feddip"), ["paper", "n"]].tolist() == [-6.97, 0]
-    assert results.effort(tmp_path) == "82 runs, of which 0 are there and took 0.0 hours of one core"
+    assert results.effort(tmp_path) == "85 runs, of which 0 are there and took 0.0 hours of one core"
 
 
 def test_what_the_last_target_costs_is_taken_seed_by_seed(monkeypatch):
