@@ -381,6 +381,14 @@ def test_the_reasons_that_readme_gives_are_in_the_records():
     rounds, _ = results.find(results.wanted("accuracy", "paper", "fashion_mnist"), OUTPUTS / "runs")
     runs = results.of_runs(rounds)
     assert (runs["highest five"] - runs["last five"] < 0.5).all()
+    released = results.find(results.wanted("versions", "paper", "fashion_mnist"), OUTPUTS / "runs")[0]
+    runs = results.of_runs(released[released["seed"] == 0]).droplevel("seed")
+    ends = {m: round(runs.loc[f"{m}, authors", "last five"] - table.loc[m, "paper"], 2) for m in results.VERSIONS[:3]}
+    assert ends == {"prunefl": -0.92, "prunetrain": 3.11, "feddst": -4.84}
+    assert "PruneFL's ends 0.92 points below its row, PruneTrain's 3.11 above and FedDST's 4.84 below" in text
+    gains = (runs["highest five"] - runs["last five"]).round(2)
+    assert gains["prunefl, authors"] == 1.22 and gains[["prunetrain, authors", "feddst, authors"]].max() < 0.6
+    assert abs(runs.loc["prunefl, authors", "highest five"] - table.loc["prunefl", "paper"]) < 1 / 3
     one_sided, _ = results.find(results.wanted("non_iid", "paper", "fashion_mnist"), OUTPUTS / "runs")
     runs = results.of_runs(one_sided)
     assert (runs["highest five"] - runs["last five"] > 7).all()
