@@ -186,7 +186,7 @@ def reduced(wanted: Wanted) -> str:
     exp = next(iter(wanted.values()))[0]
     full = exp.differences_from_paper()
     words = {"width": "width", "rounds": "T", "local_epochs": "E"}
-    less = [f"{word} = {getattr(exp, k):g} for {full[k]:g}" for k, word in words.items() if k in full]
+    less = [f"{word} = {getattr(exp, k):g} instead of {full[k]:g}" for k, word in words.items() if k in full]
     return f"reduced: {', '.join(less)}" if less else ""
 
 
@@ -455,8 +455,8 @@ def both_splits(folder: str | Path, dataset: str, preset: str = "laptop") -> pd.
 def splits_shown(folder: str | Path, dataset: str, preset: str = "laptop") -> str:
     """README's table of runs of reduced size, which says so, as Markdown; the paper's values are those of full size."""
     lines = [
-        f"| {reduced(wanted('accuracy', preset, dataset))} | i.i.d. | n | pathological | its last five | n | sparsity |"
-        " paper, full size: i.i.d. | pathological |",
+        f"*{scale(wanted('accuracy', preset, dataset))}*\n",
+        "| method | i.i.d. | n | pathological | last five | n | sparsity | paper, full size: i.i.d. | pathological |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     full = [of_paper(table, dataset) for table in ("accuracy_iid", "accuracy_non_iid")]

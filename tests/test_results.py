@@ -156,8 +156,8 @@ def test_no_records_give_empty_tables(tmp_path):
 def test_runs_of_reduced_size_are_called_so(dataset, tmp_path):
     wanted = results.wanted("accuracy", "laptop", dataset)
     note = {
-        "cifar10": "reduced: width = 0.125 for 1, T = 160 for 1000",
-        "cifar100": "reduced: width = 0.125 for 1, T = 40 for 1000, E = 2 for 5",
+        "cifar10": "reduced: width = 0.125 instead of 1, T = 160 instead of 1000",
+        "cifar100": "reduced: width = 0.125 instead of 1, T = 40 instead of 1000, E = 2 instead of 5",
     }[dataset]
     assert results.reduced(wanted) == note and results.scale(wanted).endswith(f"; {note}.")
     rounds, _ = results.find(wanted, tmp_path)
@@ -178,8 +178,10 @@ def test_the_table_of_reduced_runs_names_them_so_and_has_both_partitions(tmp_pat
 
     find = results.find
     monkeypatch.setattr(results, "find", found)
-    lines = results.splits_shown(tmp_path, "cifar10").splitlines()
-    assert lines[0].startswith("| reduced: width = 0.125 for 1, T = 160 for 1000 | i.i.d. | n | pathological |")
+    caption, lines = results.splits_shown(tmp_path, "cifar10").split("\n\n")
+    lines = lines.splitlines()
+    assert caption.startswith("*alexnet on cifar10")
+    assert caption.endswith("reduced: width = 0.125 instead of 1, T = 160 instead of 1000.*")
     assert "paper, full size: i.i.d." in lines[0] and len(lines) == 2 + 9
     assert lines[2] == "| FedAvg | – | 0 | – | – | 0 | – | 85.07 ± 0.13 | 61.59 ± 0.73 |"
     assert lines[4] == "| FedDIP | 30.00 | 1 | 20.00 | 20.00 | 1 | 0.50 | 85.14 ± 0.22 | – |"
