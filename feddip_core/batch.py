@@ -26,7 +26,7 @@ import yaml
 from tqdm import tqdm
 
 from . import data, records, results
-from .experiment import CLASSES, FIXED, PRESETS, Experiment
+from .experiment import CLASSES, FIXED, HOW, PRESETS, Experiment
 from .federation import EVALUATION_BATCH, Federation, computing
 from .plots import NAMES
 
@@ -226,9 +226,9 @@ def _measured(exp: Experiment, data_dir: str, steps: int = 4) -> float:
         site = Federation(exp, data.of(exp, data_dir or None))
         state = site.start()
         batches = list(itertools.islice(site.batches(0, 0, "batches", exp.local_epochs), steps))
-        site.train_(state.w.clone(), state.m, batches[:1], statistics=state.statistics.clone())
-        began = time.perf_counter()
-        site.train_(state.w.clone(), state.m, batches, statistics=state.statistics.clone())
+        float(site.train_(state.w.clone(), state.m, batches[:1], statistics=state.statistics.clone()))
+        began = time.perf_counter()  # float: a GPU is only done when its numbers are asked for
+        float(site.train_(state.w.clone(), state.m, batches, statistics=state.statistics.clone()))
         step = (time.perf_counter() - began) / len(batches)
         tested = min(EVALUATION_BATCH, len(site.data.y_test))
         began = time.perf_counter()
@@ -263,11 +263,14 @@ def chosen(options: argparse.Namespace) -> list[Experiment]:
 
 
 def _needed(options: argparse.Namespace) -> list[Experiment]:
-    """What the result notebooks want, of the seeds that were asked for."""
+    """What the result notebooks want, of the seeds that were asked for, computed as `--set` says."""
+    how = dict(map(_setting, options.set))
+    for name in how.keys() - set(HOW):
+        raise ValueError(f"set: {name!r} is not allowed with --results; it must be one of {', '.join(HOW)}")
     names = list(results.RESULTS) if options.results == ["all"] else options.results
     tables = [results.wanted(name, options.preset, options.dataset or "fashion_mini") for name in names]
     found = [exp for table in tables for experiments in table.values() for exp in experiments]
-    return [exp for seed in options.seeds for exp in found if exp.seed == seed]
+    return [exp.replace(**how) for seed in options.seeds for exp in found if exp.seed == seed]
 
 
 def _combined(options: argparse.Namespace) -> list[Experiment]:
@@ -292,11 +295,12 @@ def _setting(word: str) -> tuple[str, object]:
     if not given:
         raise ValueError(f"set: {word!r} is not allowed; it must be name=value")
     try:
-        return name, float(text) if "e" in text.lower() else yaml.safe_load(text)  # to YAML, 1e-3 is a string
-    except ValueError:
-        return name, text
+        value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"set: {word!r} is not allowed; its value is not to be read") from error
+    with suppress(ValueError):
+        value = float(value) if isinstance(value, str) else value  # to YAML, 1e-3 is a string
+    return name, value
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -319,7 +323,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--methods", nargs="+", default=["feddip"], metavar="METHOD", help=f"all, or of {', '.join(FIXED)}")
     p.add_argument(
         "--results", nargs="+", metavar="RESULT", help="the runs that a result notebook needs, instead of --methods, "
-        f"--partitions, --rules and --set: all, or of {', '.join(results.RESULTS)}",
+        f"--partitions and --rules: all, or of {', '.join(results.RESULTS)}",
     )  # fmt: skip
     p.add_argument("--seeds", nargs="+", default=[0], type=int, metavar="SEED")
     p.add_argument("--partitions", nargs="+", default=["iid"], metavar="PARTITION")

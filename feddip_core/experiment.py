@@ -80,6 +80,8 @@ SMOKE = dict(
 )  # fmt: skip
 SMOKE_RECONFIGURE_EVERY = {"prunefl": 4, "feddst": 4, "prunetrain": 1}  # of the others: 2
 PRESETS = ("paper", "laptop", "smoke")
+# How a result is computed, not what: another order of the same sums.
+HOW = ("device", "gradient", "threads", "channels_last", "torch_compile", "stacked")
 
 
 def _whole(default, low, note):
@@ -186,7 +188,9 @@ class Experiment:
     gradient: str = _choice("auto", ("auto", "eager", "native"), "PyTorch's, or the compiled one of LeNet-5")
     precision: str = _choice("float32", ("float32", "bfloat16"), "of a client's forward pass; weights stay in float32")
     tf32: bool = _flag(False, "let a GPU round the factors of its products to ten bits")
-    channels_last: bool = _flag(False, "images in memory by pixel, as a GPU's convolutions like them")
+    channels_last: bool = _flag(
+        False, "images in memory by pixel, as a GPU's convolutions like them; on a CPU cropped ones always are"
+    )
     torch_compile: bool = _flag(False, "a client's forward and backward pass through torch.compile")
     stacked: bool = _flag(False, "the clients of a round as one computation, for small networks on a GPU")
     threads: int = _whole(1, 1, "CPU threads; small convolutions only lose by more than one")
@@ -316,14 +320,17 @@ class Experiment:
                 open_again["variant"] = "original"
         return dataclasses.replace(self, **(open_again | changes))
 
+    def on_any_machine(self) -> "Experiment":
+        """The same experiment with HOW at its defaults: what two records of one result have in common."""
+        return self.replace(**{f.name: f.default for f in dataclasses.fields(self) if f.name in HOW})
+
     def differences_from_paper(self) -> dict:
         """Each setting that is not the paper's, with the paper's value; empty for a run at the paper's scale."""
         if self.dataset not in TABLE_II:
             return {"dataset": list(TABLE_II)}
         paper = Experiment.preset("paper", dataset=self.dataset, method=self.method)
         # The paper names no seed, and uses two partitions.
-        free = {"seed", "partition", "rules", "device", "gradient", "threads"}
-        free |= {"channels_last", "torch_compile", "stacked"}  # another order of the same sums
+        free = {"seed", "partition", "rules", *HOW}
         return {k: v for k, v in paper.to_dict().items() if k not in free and getattr(self, k) != v}
 
     @classmethod

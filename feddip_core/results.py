@@ -1,11 +1,13 @@
 """From records to the paper's tables and figures: what it printed, which runs each result needs, what they gave.
 
-A run is found by its run_id, so that a record with other settings can never stand in for it. Accuracies are in
-percent here, as in the paper; sparsities stay fractions of zeros.
+A run is found by its run_id, so that a record with other settings can never stand in for it; one that was computed in
+another way, such as on a GPU, may. Accuracies are in percent here, as in the paper; sparsities stay fractions of zeros.
 """
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +15,7 @@ import torch
 
 from . import masks, models
 from .communication import BITS_PER_WEIGHT, MEBI
-from .experiment import CLASSES, Experiment
+from .experiment import CLASSES, HOW, Experiment
 from .plots import NAMES
 from .records import load_run
 
@@ -136,14 +138,27 @@ def searched(result: str, preset: str, dataset: str, folder: str | Path, statist
 
 def find(wanted: Wanted, folder: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The rounds of every finished run, with its `label`; and of all that are wanted, how far each has come."""
-    found, states = [], []
+    found, states, others = [], [], _by_experiment(Path(folder))
     for label, exps in wanted.items():
         for exp in exps:
-            state, rows = _read(exp, Path(folder) / exp.run_id)
-            states.append({"label": label, "seed": exp.seed, "run_id": exp.run_id, "state": state})
+            record = Path(folder) / exp.run_id
+            record = record if record.exists() else others.get(exp.on_any_machine().run_id, record)
+            state, rows = _read(exp, record)
+            states.append({"label": label, "seed": exp.seed, "run_id": record.name, "state": state})
             if state == "finished" or state.startswith("diverged"):
                 found.append(rows.assign(label=label))
     return pd.concat(found, ignore_index=True) if found else _EMPTY, pd.DataFrame(states)
+
+
+def _by_experiment(folder: Path) -> dict[str, Path]:
+    """The records that were computed in another way than by default, by the run_id that they would have then."""
+    records = {}
+    for config in sorted(folder.glob("*/config.json")):
+        settings = json.loads(config.read_text())
+        if any(settings.get(f.name, f.default) != f.default for f in fields(Experiment) if f.name in HOW):
+            with suppress(ValueError, TypeError):  # of other code, or of data that are not here
+                records.setdefault(Experiment(**settings).on_any_machine().run_id, config.parent)
+    return records
 
 
 def _read(exp: Experiment, record: Path) -> tuple[str, pd.DataFrame]:

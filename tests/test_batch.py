@@ -50,6 +50,8 @@ def test_the_runs_of_a_result_notebook():
         ("feddip", "iid", 0.95, 0), ("feddip", "iid", 0.99, 0),
     ]  # fmt: skip
     assert [seed for *_, seed in found] == [0] * 6 + [1] * 6
+    options.set = ["device=cuda", "channels_last=true"]
+    assert {(e.device, e.channels_last) for e in batch.chosen(options)} == {("cuda", True)}
 
 
 def test_shards_share_a_batch_out(tmp_path, capsys):
@@ -63,9 +65,9 @@ def test_shards_share_a_batch_out(tmp_path, capsys):
 
 
 def test_settings_from_the_command_line():
-    given = ["learning_rate=1e-3", "rounds=7", "regrowth=dense_memory", "width=0.5"]
+    given = ["learning_rate=1e-3", "rounds=7", "regrowth=dense_memory", "width=0.5", "stacked=true"]
     assert dict(map(batch._setting, given)) == dict(
-        learning_rate=0.001, rounds=7, regrowth="dense_memory", width=0.5
+        learning_rate=0.001, rounds=7, regrowth="dense_memory", width=0.5, stacked=True
     )  # fmt: skip
 
 
@@ -89,6 +91,7 @@ def test_data_of_your_own(tmp_path):
         (["--shard", "3/2"], "'3/2' is not allowed; it must be i/n"),
         (["--set", "model"], "set: 'model' is not allowed; it must be name=value"),
         (["--set", "width=["], "set: 'width=[' is not allowed; its value is not to be read"),
+        (["--results", "accuracy", "--set", "rounds=3"], "set: 'rounds' is not allowed with --results; it must be one"),
         (["--results", "accuracy", "--seeds", "7"], "seeds: [7] is not allowed; the results have (0, 1)"),
         (["--jobs", "0"], "'0' is not allowed; it must be a whole number of at least 1"),
         (["--preset", "tiny"], "invalid choice: 'tiny'"),

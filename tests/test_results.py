@@ -111,6 +111,19 @@ def test_only_finished_runs_of_exactly_these_settings_are_found(tiny, tmp_path):
     ]
 
 
+def test_a_run_that_was_computed_in_another_way_is_found(tiny, tmp_path):
+    exp = tiny(rounds=1)
+    other = exp.replace(gradient="eager", channels_last=True)
+    run(other, out=tmp_path)
+    rounds, states = results.find({"a": [exp], "b": [exp.replace(seed=1)]}, tmp_path)
+    assert states[["run_id", "state"]].to_numpy().tolist() == [
+        [other.run_id, "finished"], [exp.replace(seed=1).run_id, "missing"],
+    ]  # fmt: skip
+    assert rounds["run_id"].tolist() == [other.run_id] != [exp.run_id]
+    run(exp, out=tmp_path)  # its own record comes first
+    assert results.find({"a": [exp]}, tmp_path)[1]["run_id"].tolist() == [exp.run_id]
+
+
 def test_a_run_that_diverged_has_ended(tiny, tmp_path):
     exp = tiny(rounds=3)
     run(exp, out=tmp_path, until=2)
