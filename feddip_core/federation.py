@@ -54,14 +54,15 @@ class State:
         return whole | named
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], t: int, mask_version: int) -> "State":
-        """The state that `tensors` took apart."""
+    def of(cls, tensors: Mapping[str, Tensor], t: int, mask_version: int, prunable: Sequence[str]) -> "State":
+        """The state that `tensors` took apart, its mask in the order of the network's layers."""
 
         def part(name):
             return {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")}
 
         held, norms = tuple(tensors["held"].tolist()), tensors.get("norms", torch.empty(0))
-        m = part("mask") or None
+        m = part("mask")  # a file has sorted the names
+        m = {k: m[k] for k in prunable} if m else None
         return cls(t, tensors["w"], m, tensors["statistics"], mask_version, held, part("memory"), norms)
 
 
@@ -269,9 +270,7 @@ class Federation:
     ) -> Tensor:
         """Take a step on each batch, as round t does, and return their mean loss."""
         flat = m and self.layout.flat_mask(m, like=w)
-        # From the second round on, frozen norms use what the first has left in place of a batch's own.
-        training = self.exp.batch_norm != "frozen" or t == 0
-        return self._steps(w, flat, self.gradient(statistics, training=training), batches, t, **step)
+        return self._steps(w, flat, self.gradient(statistics, t=t), batches, t, **step)
 
     def _steps(self, w: Tensor, m: Tensor | None, gradient: Gradient, batches, t: int, **step) -> Tensor:
         exp = self.exp
@@ -283,19 +282,24 @@ class Federation:
         order = stream(self.exp.seed, purpose, t, n)
         return data.batches(self.data, self.parts[n], self.exp.batch_size, epochs, order)
 
-    def batch_gradient(self, w: Tensor, n: int, t: int, purpose: str, loss_of=F.cross_entropy) -> Tensor:
+    def batch_gradient(
+        self, w: Tensor, n: int, t: int, purpose: str, loss_of=F.cross_entropy, statistics: Tensor | None = None
+    ) -> Tensor:
         """The gradient at w on one batch of client n."""
         x, y = next(self.batches(n, t, purpose))
         with global_stream(self.device, self.exp.seed, purpose, t, n):
-            return self.gradient(loss_of=loss_of)(w, x, y)[1]
+            return self.gradient(statistics, loss_of, t)(w, x, y)[1]
 
-    def gradient(self, statistics: Tensor | None = None, loss_of=F.cross_entropy, training: bool = True) -> Gradient:
-        """(u, x, y) -> loss and ∇loss at u; batch norms update these statistics in place, but not out of training."""
+    def gradient(self, statistics: Tensor | None = None, loss_of=F.cross_entropy, t: int = 0) -> Gradient:
+        """(u, x, y) -> loss and ∇loss at u in round t; batch norms update these statistics in place, unless frozen."""
         if self.kernel and loss_of is F.cross_entropy:
             return self.kernel.gradient
         if statistics is None:  # those of a network that is not kept
             statistics = self.statistics.flat(dict(self.net.named_buffers())).to(self.device)
-        self.net.train(training)
+        self.net.train()
+        if self.exp.batch_norm == "frozen" and t > 0:  # they use what the first round left in place of a batch's own
+            for module in models.batch_norms(self.net).values():
+                module.eval()
         return eager_gradient(self.forward, self.statistics.views(statistics), loss_of)
 
     @torch.no_grad()
@@ -479,7 +483,8 @@ def _begin(federation: Federation, record: records.Record, latest: int) -> tuple
             "go on where it was begun, or choose another folder"
         )
     record.resume(plain["provenance"], round=plain["t"])
-    return State.of(last.tensors, plain["t"], plain["mask_version"]), plain["rows"]
+    state = State.of(last.tensors, plain["t"], plain["mask_version"], federation.layout.prunable)
+    return state, plain["rows"]
 
 
 def _picture(exp: Experiment):

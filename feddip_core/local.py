@@ -32,10 +32,13 @@ def forward_of(
     def forward(u, statistics, x):
         if channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
+        elif x.is_cuda:  # crops leave images by pixel, which suits a CPU
+            x = x.contiguous()
         with torch.autocast(x.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext():
             return functional_call(net, {**layout.views(u), **statistics}, (x,)).to(u.dtype)
 
-    return torch.compile(forward) if compiled else forward
+    # Without the option a compiled dropout would draw other numbers.
+    return torch.compile(forward, options={"fallback_random": True}) if compiled else forward
 
 
 def eager_gradient(forward: Forward, statistics: Mapping[str, Tensor], loss_of=F.cross_entropy) -> Gradient:

@@ -60,7 +60,7 @@ def magnitude_mask(w: Weights, sparsity: float, within: Mask | None = None) -> M
     magnitude = _flat(w).abs()
     keep = len(magnitude) - round(sparsity * len(magnitude))
     if within is not None:
-        magnitude, keep = magnitude.masked_fill(~_flat(within), -1), min(keep, kept(within))
+        magnitude, keep = magnitude.masked_fill(~_flat({k: within[k] for k in w}), -1), min(keep, kept(within))
     return _unflat(_largest(magnitude, keep), w)
 
 
@@ -118,6 +118,8 @@ def channel_mask(w: Weights, m: Mask, threshold: float, streams: Sequence[Sequen
 
 def _largest(score: Tensor, count: int, votes: Tensor | None = None) -> Tensor:
     """True at the `count` largest scores; among equals those with fewer votes lose, then the first."""
+    if not 0 <= count <= score.numel():
+        raise ValueError(f"count: {count} is not allowed; there are {score.numel()} weights")
     order = torch.arange(score.numel(), device=score.device)
     for key in (votes, score):  # the last key counts most, since sorting keeps the order of equals
         if key is not None:

@@ -278,7 +278,7 @@ class PruneFL(FedAvg):
     def _mask(self, w: Tensor, g2: Tensor, m: Mask, keep: int, r: int) -> Mask:
         weights, g2 = self.layout.weights(w), self.layout.weights(g2)
         if self.authors:
-            return masks.prunefl_mask(weights, g2, m, keep + 1, drop=1.0)
+            return masks.prunefl_mask(weights, g2, m, min(keep + 1, self._keep(0.0)), drop=1.0)
         value = {k: g2[k] / (1 + self.SECONDS_PER_USE * self.site.uses[k]) for k in g2}
         return masks.prunefl_mask(weights, value, m, keep, drop=0.3 * 2 ** (-r / 10_000))
 
@@ -397,7 +397,7 @@ class FedDST(FedAvg):
         if not self.sends(t, m):
             return upload
         loss_of = F.nll_loss if self.authors else F.cross_entropy
-        g = self.site.batch_gradient(upload["w"], n, t, "regrow", loss_of)
+        g = self.site.batch_gradient(upload["w"], n, t, "regrow", loss_of, upload["statistics"].clone())
         ranked = self.layout.weights(state.w if self.authors else upload["w"])
         a = regrowth_fraction_at(t, T=self.exp.rounds, alpha=self.exp.feddst_alpha)
         stays, own = masks.drop_and_regrow(ranked, self.layout.weights(g), m, a)
@@ -408,7 +408,7 @@ class FedDST(FedAvg):
 
     def reconfigure(self, mean, state, chosen, kept_back):
         w, m = mean["w"], state.m
-        memory = state.memory | {f"mask {n}": own for n, own in kept_back.items()}
+        memory = state.memory | {f"mask {n}": own.bool() for n, own in kept_back.items()}
         if "mask" in mean:  # each weight averaged over the clients that hold it
             w = torch.where(mean["mask"] > 0, w / mean["mask"].clamp_min(torch.finfo(w.dtype).tiny), 0)
         # The authors' code prunes to the layers' counts after every round.

@@ -206,8 +206,11 @@ def residual_streams(layout: Layout) -> list[list[str]]:
 
 def norm_names(net: nn.Module) -> list[str]:
     """The scales and shifts of the batch norms."""
-    norms = [k for k, module in net.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    return [f"{k}.{part}" for k in norms for part in ("weight", "bias")]
+    return [f"{k}.{part}" for k in batch_norms(net) for part in ("weight", "bias")]
+
+
+def batch_norms(net: nn.Module) -> dict[str, nn.Module]:
+    return {k: module for k, module in net.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
 
 
 def flops(net: nn.Module, image: Mapping[str, int]) -> int:

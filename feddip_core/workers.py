@@ -160,7 +160,7 @@ def _work(requests: BinaryIO, answers: BinaryIO) -> None:
                 request, tensors = _receive(requests)
             except EOFError:  # the server is done, or dead
                 return
-            state = State.of(from_bytes(tensors), request["t"], request["mask_version"])
+            state = State.of(from_bytes(tensors), request["t"], request["mask_version"], federation.layout.prunable)
             try:
                 upload = federation.train_client(state, request["client"])
                 _send(answers, {}, to_bytes({k: v.contiguous() for k, v in upload.items()}))

@@ -82,7 +82,7 @@ def test_bfloat16_is_near_and_weights_stay_in_float32(tiny, mini):
 def half_compile(monkeypatch):
     """torch.compile without its last stage, which turns the same graph into machine code and takes a minute."""
     compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f: compile(f, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", lambda f, options: compile(f, backend="aot_eager"))
 
 
 def test_torch_compile_gives_the_same_up_to_rounding(tiny, mini, half_compile):

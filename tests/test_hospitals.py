@@ -65,6 +65,20 @@ def test_ones_own_network_takes_a_known_data_set():
     assert run(exp).metrics["sparsity"].iloc[-1] == pytest.approx(0.9, abs=1e-4)
 
 
+def test_layers_keep_their_order_after_an_interruption(tmp_path):
+    """In a file '10.weight' comes before '2.weight'."""
+    exp = Experiment.preset(
+        "smoke", model="test_hospitals:deep", rules="authors", rounds=4, clients=60, clients_per_round=1
+    )
+    run(exp, tmp_path, until=2)
+    assert run(exp, tmp_path).metrics.drop(columns="seconds").equals(run(exp).metrics.drop(columns="seconds"))
+
+
+def deep():
+    between = [layer for _ in range(5) for layer in (nn.Linear(16, 16), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), *between, nn.Linear(16, 10))
+
+
 def small():
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
 

@@ -113,6 +113,8 @@ def test_a_mask_within_another_is_nested():
     w, old = {"a": torch.tensor([9.0, 0.0, 3.0, 5.0])}, {"a": torch.tensor([False, True, True, True])}
     assert masks.magnitude_mask(w, 0.5, within=old)["a"].tolist() == [False, False, True, True]
     assert masks.magnitude_mask(w, 0.0, within=old)["a"].tolist() == [False, True, True, True]
+    w, old = w | {"b": torch.tensor([1.0])}, {"b": torch.tensor([False])} | old  # layers are known by their names
+    assert masks.magnitude_mask(w, 0.6, within=old)["a"].tolist() == [False, False, True, True]
 
 
 def test_a_mask_leaves_alone_what_it_does_not_name():

@@ -443,6 +443,11 @@ def test_prunefl_weighs_the_time_and_spares_the_largest(tiny, mini):
     assert int(late["fc1.weight"].sum()) == n - int(0.15 * n)  # after 10,000 rounds half as much may go
 
 
+def test_prunefl_in_the_authors_code_can_begin_dense(tiny, mini):
+    site = Federation(tiny("prunefl", variant="authors", sparsity_initial=0.0), mini)
+    assert all(keep.all() for keep in site.full_mask(site.start().m).values())
+
+
 def test_prunefls_g2_is_of_the_last_batch_in_the_authors_code(tiny, mini):
     original, authors = (Federation(tiny("prunefl", variant=v), mini) for v in ("original", "authors"))
     state = original.start()

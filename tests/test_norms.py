@@ -13,7 +13,7 @@ from feddip_core.federation import Federation
 def site(tiny):
     def make(**settings):
         defaults = dict(model="resnet18", width=0.05, clients=20, partition="pathological")
-        return Federation(tiny("fedavg", **(defaults | settings)), data.load("fashion_mini"))
+        return Federation(tiny(**(dict(method="fedavg") | defaults | settings)), data.load("fashion_mini"))
 
     return make
 
@@ -65,6 +65,17 @@ def test_frozen_norms_are_those_of_the_first_round(site):
     assert not torch.equal(other.w, second.w)  # a batch's own mean is not the frozen one
 
 
+def test_frozen_norms_are_frozen_in_every_gradient_and_nothing_else_is(site):
+    frozen = site(method="feddst", batch_norm="frozen", reconfigure_every=1)
+    frozen.net.dropout = torch.nn.Dropout()
+    first, _ = frozen.round(frozen.start())
+    modes = []
+    frozen.net.bn1.register_forward_hook(lambda module, *_: modes.append(module.training))
+    frozen.train_client(first, 0)  # its steps, and the gradient that brings weights back
+    steps = len(list(frozen.batches(0, 1, "batches", frozen.exp.local_epochs)))
+    assert modes == [False] * (steps + 1) and frozen.net.dropout.training
+
+
 def test_a_group_norm_is_of_a_sample_by_itself():
     torch.manual_seed(0)
     net = models.build("resnet18", 10, 0.125, norm="group").train()
@@ -90,5 +101,5 @@ def test_a_state_without_norms_of_its_own_can_be_read(site):
     """As a checkpoint has it that was written before there were any."""
     state = site().start()
     tensors = {k: v for k, v in state.tensors().items() if k != "norms"}
-    assert type(state).of(tensors, 0, 0).norms.numel() == 0
+    assert type(state).of(tensors, 0, 0, ()).norms.numel() == 0
     assert dataclasses.replace(state).norms.numel() == 0
