@@ -145,7 +145,8 @@ def one_run(exp, label):
     sizes = results.layers(exp)["size"]
     zeros = [int(exp.sparsity_target * size) for size in sizes]
     zeros[-1] += round(exp.sparsity_target * sizes.sum()) - sum(zeros)
-    columns = dict.fromkeys([*results.BITS, *results.AUTHORS_MEBIBITS, "sparsity", "regrown"], 1.0)
+    columns = dict.fromkeys([*results.BITS, *results.AUTHORS_MEBIBITS, "sparsity"], 1.0)
+    columns["regrown"] = float(exp.regrowth != "authors")
     columns |= dict(label=label, method=exp.method, seed=exp.seed, partition=exp.partition, diverged=None)
     columns |= {"layer_zeros": " ".join(map(str, zeros)), "test_accuracy": 0.5}
     return pd.DataFrame({"round": range(1, exp.rounds + 1)}).assign(**columns)
