@@ -352,10 +352,12 @@ def _of_seeds(experiments: list[Experiment], folder: str | Path, statistic: str)
 
 
 def _summary(ours: pd.Series, theirs: pd.Series) -> dict:
-    """mean, std and n over the seeds, on both sides."""
-    sides = {"": ours.dropna(), "theirs_": theirs.dropna()}
-    return {f"{side}{k}": v for side, own in sides.items() for k, v in zip(
-        ("mean", "std", "n"), (own.mean(), own.std(), len(own)), strict=True)}  # fmt: skip
+    """mean, std and n over the seeds, and the value of each seed, on both sides."""
+    summary = {}
+    for side, own in {"": ours.dropna(), "theirs_": theirs.dropna()}.items():
+        values = {"mean": own.mean(), "std": own.std(), "n": len(own)} | {f"seed {s}": v for s, v in own.items()}
+        summary |= {f"{side}{k}": v for k, v in values.items()}
+    return summary
 
 
 def headline(table: pd.DataFrame) -> str:
@@ -407,9 +409,17 @@ def misses(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def reversed_order(paper: pd.Series, ours: pd.Series) -> list[tuple[str, str]]:
-    """The pairs that ours has the other way round than the paper: (above in ours, above in the paper)."""
-    return [(a, b) for a in paper.index for b in paper.index if paper[a] < paper[b] and ours[a] > ours[b]]
+def seeds_of(table: pd.DataFrame, side: str = "") -> pd.DataFrame:
+    """Of each row of `compared` the value of every seed."""
+    return table.filter(regex=f"^{side}seed ").rename(columns=lambda name: name.removeprefix(side))
+
+
+def reversed_order(paper: pd.Series, ours: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """The pairs that ours has the other way round than the paper, (above in ours, above in the paper), and by how much:
+    a mean over the seeds that both have.
+    """
+    gaps = {(a, b): (ours.loc[a] - ours.loc[b]).mean() for a in paper.index for b in paper.index if paper[a] < paper[b]}
+    return {pair: gap for pair, gap in gaps.items() if gap > 0}
 
 
 def orders(table: pd.DataFrame) -> str:
@@ -417,13 +427,14 @@ def orders(table: pd.DataFrame) -> str:
     lines = []
     for name in TABLES:
         own = table.loc[name]
-        switched = own["theirs_mean"].where(own.index.isin(AUTHORS), own["mean"])
-        for rules, values in (("the paper's rules", own["mean"]), ("its authors' code", switched)):
+        ours, theirs = seeds_of(own), seeds_of(own, "theirs_")
+        switched = pd.DataFrame({m: (theirs if m in AUTHORS else ours).loc[m] for m in own.index}).T
+        for rules, values in (("the paper's rules", ours), ("its authors' code", switched)):
             above = {}
-            for a, b in reversed_order(own["paper"], values):
-                above.setdefault(a, []).append(f"{NAMES[b]} (by {values[a] - values[b]:.2f})")
+            for (a, b), gap in reversed_order(own["paper"], values).items():
+                above.setdefault(a, []).append(f"{NAMES[b]} (by {gap:.2f})")
             pairs = "; ".join(f"{NAMES[a]} above {', '.join(b)}" for a, b in above.items())
-            rest = ", as far as there are runs" if values.isna().any() else ""
+            rest = ", as far as there are runs" if values.isna().all(axis=1).any() else ""
             lines.append(f"- {name}, {rules}: {pairs or 'none'}{rest}.")
     return "\n".join(lines)
 
