@@ -464,6 +464,23 @@ def test_the_reasons_that_readme_gives_are_in_the_records():
     assert (late == 0).all()
 
 
+def test_what_readme_says_of_the_reduced_runs_is_in_the_records():
+    text = (OUTPUTS.parent / "README.md").read_text()
+    rounds, ends = {}, {}
+    for dataset in ("cifar10", "cifar100"):
+        wanted = {m: own[:1] for m, own in results.wanted("accuracy", "laptop", dataset).items()}
+        rounds[dataset], _ = results.find(wanted, OUTPUTS / "runs")
+        ends[dataset] = results.of_runs(rounds[dataset])["last five"].droplevel("seed")
+    low = rounds["cifar10"][rounds["cifar10"]["test_accuracy"] <= 0.2].groupby("label")["round"].max()
+    assert low[["fedavg", "feddip", "feddp"]].tolist() == [15, 51, 51]
+    assert "above 20 % for good after 15 rounds" in text and "more going every five rounds, after 51" in text
+    gaps = ends["cifar10"]["fedavg"] - ends["cifar10"][["feddip", "feddp"]]
+    assert gaps.between(20, 22).all() and 0 < ends["cifar100"]["fedavg"] - ends["cifar100"]["feddip"] < 1
+    returned = {dataset: own.groupby("label")["regrown"].sum()["feddip"] for dataset, own in rounds.items()}
+    assert returned == {"cifar10": 4, "cifar100": 0}
+    assert results.layers(Experiment.preset("laptop", "cifar10"))["size"].sum() == 368_152
+
+
 def test_feddips_record_can_be_made_again(monkeypatch):
     """Up to the first mask and a round beyond; to the bit on a machine of its kind, elsewhere but for rounding."""
 
