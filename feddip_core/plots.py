@@ -15,7 +15,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from .records import write
 
@@ -400,6 +400,10 @@ def cost_curves(ax: Axes, rounds: pd.DataFrame, cost: pd.Series, smooth: int = 1
         ax.plot(x, y, linestyle=LINES[method], label=NAMES[method], linewidth=thin(own), **look)
         ax.plot(x.iloc[-1:], y.iloc[-1:], "o", markersize=5, **look)
     ax.set_xscale("log")
+    # By default a range of one decade has so many labels that they overlap.
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
+    ax.xaxis.set_minor_formatter(NullFormatter())
     return ax
 
 
