@@ -476,6 +476,7 @@ def test_what_readme_says_of_the_reduced_runs_is_in_the_records():
     assert "above 20 % for good after 15 rounds" in text and "more going every five rounds, after 51" in text
     gaps = ends["cifar10"]["fedavg"] - ends["cifar10"][["feddip", "feddp"]]
     assert gaps.between(20, 22).all() and 0 < ends["cifar100"]["fedavg"] - ends["cifar100"]["feddip"] < 1
+    assert 0 < ends["cifar10"]["fedavg"] - ends["cifar10"]["prunefl"] < 3
     returned = {dataset: own.groupby("label")["regrown"].sum()["feddip"] for dataset, own in rounds.items()}
     assert returned == {"cifar10": 4, "cifar100": 0}
     assert results.layers(Experiment.preset("laptop", "cifar10"))["size"].sum() == 368_152
