@@ -154,9 +154,9 @@ def _by_experiment(folder: Path) -> dict[str, Path]:
     """The records that were computed in another way than by default, by the run_id that they would have then."""
     records = {}
     for config in sorted(folder.glob("*/config.json")):
-        settings = json.loads(config.read_text())
-        if any(settings.get(f.name, f.default) != f.default for f in fields(Experiment) if f.name in HOW):
-            with suppress(ValueError, TypeError):  # of other code, or of data that are not here
+        with suppress(ValueError, TypeError):  # damaged, of other code, or of data that are not here
+            settings = json.loads(config.read_text())
+            if any(settings.get(f.name, f.default) != f.default for f in fields(Experiment) if f.name in HOW):
                 records.setdefault(Experiment(**settings).on_any_machine().run_id, config.parent)
     return records
 

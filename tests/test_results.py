@@ -150,6 +150,8 @@ def test_a_damaged_record_is_named_if_it_is_wanted_and_passed_over_if_not(tiny, 
     for exp in (wanted, other):
         run(exp, out=tmp_path)
     (tmp_path / other.run_id / "metrics.csv").write_text("round\n")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
     assert results.find({"a": [wanted]}, tmp_path)[1]["state"].tolist() == ["finished"]
     rounds, states = results.find({"a": [other]}, tmp_path)
     assert rounds.empty
