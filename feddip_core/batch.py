@@ -98,11 +98,15 @@ class Job:
         self.reason = _error(self.notebook) if self.process.returncode else ""
         if self.process.returncode == 0 and whole:
             self.state = "done"
-        elif self.reason.startswith(records.Taken.__name__):
+        elif self.reason.startswith(records.Taken.__name__) or (not self.reason and (whole or self.taken())):
+            # Without an error in it the notebook is the other process's, which has the same name.
             self.state = "elsewhere"
         else:
             self.state = "failed"
             self.reason = self.reason or f"papermill ended with {self.process.returncode} and no record was finished"
+
+    def taken(self) -> bool:
+        return records.taken(self.exp, self.out / "runs")
 
     def interrupt(self) -> None:
         """As Ctrl-C in the notebook: the run saves what it has."""

@@ -95,6 +95,17 @@ def progress(exp: Experiment, out: str | Path) -> tuple[int, bool]:
     return done, done == exp.rounds or kept.get("diverged") is not None
 
 
+def taken(exp: Experiment, out: str | Path) -> bool:
+    """Whether another process is at this run."""
+    lock = Path(out) / exp.run_id / ".lock"
+    try:
+        if lock.exists():
+            FileLock(lock, blocking=False).acquire().lock.release()
+    except Timeout:
+        return True
+    return False
+
+
 def load_runs(folder: str | Path) -> pd.DataFrame:
     """The records below a folder as one table: a row a round, the settings of its run beside the metrics.
 

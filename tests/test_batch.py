@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 from filelock import FileLock
@@ -163,6 +164,21 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
         assert batch.main([*SHORT, "--out", str(tmp_path)]) == 3
     assert f"left to another process: {exp.run_id}" in capsys.readouterr().err
     assert run(exp, out=tmp_path / "runs").provenance["rounds_done"] == 2
+
+
+def test_the_notebook_of_the_process_that_has_the_run_is_no_failure_of_this_one(tmp_path):
+    """Both write to one notebook: the error of the one that came too late may be gone when it is looked for."""
+    exp = experiment(rounds=2)
+    (tmp_path / "runs" / exp.run_id).mkdir(parents=True)
+    states = {}
+    for held in (True, False):
+        job = batch.Job(exp, "smoke", tmp_path, state="running", process=subprocess.Popen(["false"]))
+        job.process.wait()
+        with FileLock(tmp_path / "runs" / exp.run_id / ".lock") if held else nullcontext():
+            job.look()
+        states[held] = job.state
+    assert states == {True: "elsewhere", False: "failed"}
+    assert not records.taken(experiment(rounds=3), tmp_path / "runs")
 
 
 def test_two_batches_never_take_the_same_run(tmp_path):
