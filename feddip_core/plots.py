@@ -143,7 +143,7 @@ def layers(ax: Axes, metrics: pd.DataFrame, sizes: Mapping[str, int]) -> Axes:
         few = name.removesuffix(".weight") if len(sizes) <= 8 or i in (0, len(sizes) - 1) else None
         ax.step(metrics["round"], zeros[:, i] / size, where="post", color=colour, label=few)
     ax.set(title="The mask, layer by layer", xlabel="round", ylabel="fraction of zero weights", ylim=(-0.02, 1.02))
-    ax.legend(loc="lower right", fontsize=8)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
     return ax
 
 
@@ -311,10 +311,11 @@ def thin(curve: pd.DataFrame) -> float:
 
 
 def percent_axis(ax: Axes) -> Axes:
-    """From ten to twenty points below the lowest curve's end up to the highest of all: the ends are what counts."""
+    """All of the second half of the rounds, in whole tens, and a little below: the first rounds may be out of sight."""
     heights = [line.get_ydata() for line in ax.lines if len(line.get_ydata())]
-    low, high = min((y[-1] for y in heights), default=0), max((max(y) for y in heights), default=100)
-    ax.set(ylabel="test accuracy, %", ylim=(max(0, 10 * (low // 10 - 1)), min(100, 10 * (high // 10 + 1))))
+    low = min((min(y[len(y) // 2 :]) for y in heights), default=0)
+    high = max((max(y) for y in heights), default=100)
+    ax.set(ylabel="test accuracy, %", ylim=(max(0, 10 * ((low - 2) // 10)), min(100, 10 * (high // 10 + 1))))
     ax.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     return ax
 
@@ -338,7 +339,7 @@ def ends(ax: Axes, ours: pd.DataFrame, paper: Mapping, theirs: pd.DataFrame | No
         if theirs is not None and method in theirs.index:
             other = theirs.loc[method]
             look = dict(fmt="x", markersize=8, markeredgewidth=2, capsize=3, color=COLOURS[method], zorder=3)
-            ax.errorbar(other["mean"], i, xerr=other["std"], **look)
+            ax.errorbar(other["mean"], i + 0.22, xerr=other["std"], **look)
         if method in paper:
             value = paper[method] if isinstance(paper[method], list) else [paper[method], 0]
             ax.errorbar(

@@ -507,4 +507,4 @@ def effort(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "pa
     every = {exp.run_id: exp for table in tables for own in table.values() for exp in own}
     rounds, _ = find({"all": list(every.values())}, folder)
     done, hours = rounds["run_id"].nunique(), rounds["seconds"].sum() / 3600
-    return f"{len(every)} runs, of which {done} are there and took {hours:.1f} hours of one core"
+    return f"{len(every)} runs, of which {done} are there and took {hours:.1f} hours by the clock, one core each"

@@ -6,7 +6,7 @@ are lower estimates, and so a right side that is made of them is no more than an
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -261,6 +261,12 @@ def load(exp: Experiment, folder: str | Path) -> pd.DataFrame:
     seen = pd.read_csv(record / NAME).drop(columns="delta")
     # Of a run under way the metrics are saved less often.
     return seen[seen["round"] <= len(metrics)].merge(metrics, on="round", how="left")
+
+
+def unobserved(tables: Mapping[str, pd.DataFrame], column: str) -> str:
+    """Which of these runs have no such column, to stand above a figure that would show it; empty if none."""
+    labels = [label for label, table in tables.items() if column not in table]
+    return f"not observed: {', '.join(labels)}" if labels else ""
 
 
 @dataclass(frozen=True)

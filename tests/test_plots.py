@@ -169,3 +169,12 @@ def test_the_pruning_figures_show_what_was_observed(runs):
     figure = plots.pruning_sums({"FedDIP": observed, "not observed": runs["feddip"]})
     assert figure.axes[1].lines[0].get_ydata().tolist() == [1, 3, 4, 7]
     plt.close(figure)
+
+
+@pytest.mark.parametrize(("curve", "low"), [([10, 80, 81, 82], 70), ([10, 80, 41, 82], 30), ([50, 60, 10, 10], 0)])
+def test_an_axis_of_accuracy_shows_all_of_the_second_half(curve, low):
+    figure, ax = plt.subplots()
+    ax.plot(curve)
+    ax.axhline(85)
+    assert plots.percent_axis(ax).get_ylim() == (low, 90)
+    plt.close(figure)

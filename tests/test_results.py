@@ -330,7 +330,7 @@ def test_the_headline_has_a_row_for_each_claim_of_the_paper(tmp_path):
     early = 100 * metrics["test_accuracy"][2]  # the budget is 3.4 rounds of FedAvg
     assert table.loc[("Table IV", "fedavg"), ["paper", "mean"]].tolist() == pytest.approx([86.76, early])
     assert table.loc[("Figure 6", "feddip"), ["paper", "n"]].tolist() == [-6.97, 0]
-    assert results.effort(tmp_path) == "85 runs, of which 0 are there and took 0.0 hours of one core"
+    assert results.effort(tmp_path) == "85 runs, of which 0 are there and took 0.0 hours by the clock, one core each"
 
 
 def test_what_the_last_target_costs_is_taken_seed_by_seed(monkeypatch):

@@ -384,3 +384,10 @@ def test_the_runs_of_the_notebook_differ_in_one_setting_each():
     assert groups["pruning"]["R = 20"].reconfigure_every == 20
     ids = [exp.run_id for own in groups.values() for label, exp in own.items() if label != "FedDIP"]
     assert len(set(ids)) == len(ids) == 8
+
+
+def test_runs_that_nobody_observed_are_named():
+    seen, plain = pd.DataFrame({"round": [1], "gamma": [1.0]}), pd.DataFrame({"round": [1]})
+    assert theory.unobserved({"FedDIP": seen}, "gamma") == ""
+    runs = {"FedDIP": seen, "R = 1": plain, "s_0 = 0": pd.DataFrame()}
+    assert theory.unobserved(runs, "gamma") == "not observed: R = 1, s_0 = 0"
