@@ -76,12 +76,13 @@ class Job:
         given = {k: getattr(self.exp, k) for k in FREE if k != "preset"} | {"preset": self.preset}
         given |= {"settings": self.settings, "out": str(self.out.resolve()), "data_dir": self.data_dir}
         options = ["-k", "python3", "--no-progress-bar", "--no-log-output", "--log-level", "ERROR"]
-        # The kernel is to import this very package, also if another one is installed.
-        path = os.pathsep.join([str(NOTEBOOK.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        # The kernel, whose own folder is another, is to import this very package, also if another one is installed,
+        # and a module of the user's own from here, as this process does.
+        path = [str(NOTEBOOK.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
         command = [sys.executable, "-m", "papermill", str(NOTEBOOK), str(self.notebook), *options]
         self.process = subprocess.Popen(
             [*command, "--cwd", str(NOTEBOOK.parent), "-y", yaml.safe_dump(given)],
-            env=os.environ | {"OMP_NUM_THREADS": str(self.exp.threads), "PYTHONPATH": path},
+            env=os.environ | {"OMP_NUM_THREADS": str(self.exp.threads), "PYTHONPATH": os.pathsep.join(path)},
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for this process, which then interrupts the runs
         )  # fmt: skip
@@ -227,7 +228,9 @@ def seconds_a_round(exp: Experiment, out: Path, data_dir: str = "") -> float:
 
 def _measured(exp: Experiment, data_dir: str, steps: int = 4) -> float:
     with computing(exp):
-        site = Federation(exp, data.of(exp, data_dir or None))
+        # PruneFL's first mask takes hundreds of steps at one client, before any round that could be measured.
+        measured = exp.replace(method="fedavg") if exp.method == "prunefl" else exp
+        site = Federation(measured, data.of(exp, data_dir or None))
         state = site.start()
         batches = list(itertools.islice(site.batches(0, 0, "batches", exp.local_epochs), steps))
         float(site.train_(state.w.clone(), state.m, batches[:1], statistics=state.statistics.clone()))

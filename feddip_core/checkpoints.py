@@ -49,11 +49,15 @@ def load(folder: Path, key: str, device: torch.device) -> Checkpoint | None:
             raise ValueError("it belongs to another run, to other data or to another revision of this code")
         if metadata["sha256"] != _digest(tensors, key + metadata["plain"]):
             raise ValueError("its checksum does not match")
-        return Checkpoint({k: v.to(device) for k, v in tensors.items()}, json.loads(metadata["plain"]))
+        plain = json.loads(metadata["plain"])
+    except MemoryError:  # which says nothing about the file
+        raise
     except Exception as error:  # whatever is wrong with it, the run can begin anew
         aside = _set_aside(path)
         warnings.warn(f"{path} cannot be used ({error}); it is now {aside.name}, and the run begins anew", stacklevel=2)
         return None
+    # Out here: a GPU without room for it is no reason to give up a good checkpoint.
+    return Checkpoint({k: v.to(device) for k, v in tensors.items()}, plain)
 
 
 def _digest(tensors: dict[str, Tensor], text: str) -> str:

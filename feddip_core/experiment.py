@@ -246,6 +246,8 @@ class Experiment:
             refuse("sparsity_initial", f"the method {self.method} has it at sparsity_target, {self.sparsity_target}")
         if self.variant == "authors" and self.method not in AUTHORS_VARIANT:
             refuse("variant", f"only {', '.join(AUTHORS_VARIANT)} have this variant; {self.method} follows `rules`")
+        if self.regrowth == "dense_memory" and self.method in AUTHORS_VARIANT:
+            refuse("regrowth", f"{self.method} masks every step, so that nothing pruned is left to remember")
         if self.model is None:
             refuse("model", f"a data set of your own ({self.dataset}) needs one of {', '.join(MODELS)}, or your own")
         if is_hook(self.dataset) and not is_hook(self.model):
@@ -318,6 +320,8 @@ class Experiment:
                 open_again["sparsity_initial"] = None
             if method not in AUTHORS_VARIANT:
                 open_again["variant"] = "original"
+            elif self.regrowth == "dense_memory":
+                open_again["regrowth"] = None
         return dataclasses.replace(self, **(open_again | changes))
 
     def on_any_machine(self) -> "Experiment":

@@ -4,6 +4,7 @@ A round is a step from one immutable state to the next. Clients are trained one 
 network and summed as they finish, so memory grows neither with N nor with K.
 """
 
+import numbers
 import os
 import signal
 import threading
@@ -125,11 +126,14 @@ class Federation:
         self.net = _network(exp, dataset).to(self.device)
         self.layout = models.Layout.of(self.net)
         self.statistics = models.Layout.of_statistics(self.net)
+        # A batch norm with momentum=None weighs a batch by how many it has seen: every client counts from the start.
+        self.counters = {k: v.clone() for k, v in self.net.named_buffers() if not v.is_floating_point()}
         self.num_classes = models.classes(self.net, self.data.sample)
         if is_hook(exp.model):
             dataset.check_labels(self.num_classes)
             if exp.batch_norm != "average" and not self.statistics.size:
                 raise ValueError(f"batch_norm: {exp.batch_norm!r} is not allowed; {exp.model} has no batch norms")
+            self._check_batches_of_one()
         self.uses = models.uses(self.net, self.data.sample)
         self.kernel = _kernel(exp, self.net, dataset, self.device)
         self.forward = forward_of(self.net, self.layout, exp.precision, exp.channels_last, exp.torch_compile)
@@ -140,6 +144,22 @@ class Federation:
         self.aggregate: Tensor | None = None  # w̄ of the last round, before it was pruned, for an observer
         self.faults: list[dict] = []  # clients whose answer a round went without; never any in one process
         self.pace = SAVING_SHARE  # of a run's time, about, for its record and its checkpoint
+
+    def _check_batches_of_one(self) -> None:
+        """A batch norm over samples alone has no variance in a batch of one: better now than in the round it comes."""
+        B = self.exp.batch_size
+        n = next((n for n, part in enumerate(self.parts) if len(part) and len(part) % B == 1 % B), None)
+        if n is None:
+            return
+        buffers = {k: v.clone() for k, v in self.net.named_buffers()}
+        try:
+            with torch.no_grad(), global_stream(self.device, self.exp.seed, "batch of one"):
+                functional_call(self.net.train(), buffers, (self.data.sample,))
+        except ValueError as error:
+            raise ValueError(
+                f"batch_size: {B} is not allowed; of client {n}'s {len(self.parts[n])} samples it leaves a batch of "
+                f"one, which {self.exp.model} cannot take ({error})"
+            ) from error
 
     @property
     def gradient_name(self) -> str:
@@ -300,7 +320,8 @@ class Federation:
         if self.exp.batch_norm == "frozen" and t > 0:  # they use what the first round left in place of a batch's own
             for module in models.batch_norms(self.net).values():
                 module.eval()
-        return eager_gradient(self.forward, self.statistics.views(statistics), loss_of)
+        counters = {k: v.clone() for k, v in self.counters.items()}
+        return eager_gradient(self.forward, self.statistics.views(statistics) | counters, loss_of)
 
     @torch.no_grad()
     def accuracy(self, w: Tensor, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
@@ -331,7 +352,10 @@ class Federation:
         return {k: torch.ones(s, dtype=torch.bool, device=self.device) for k, s in self.layout.prunable_shapes.items()}
 
     def finished(self, state: State, metrics: pd.DataFrame, provenance: dict) -> Run:
-        weights = self.layout.views(self.pruned(state.w, state.m).cpu())
+        w = self.pruned(state.w, state.m)
+        if state.m is not None:  # of a diverged model also where NaN · 0 is not 0
+            w = w.masked_fill(self.layout.flat_mask(state.m, like=w) == 0, 0)
+        weights = self.layout.views(w.cpu())
         statistics = self.statistics.views(state.statistics.cpu())
         self.net.cpu().eval().load_state_dict({**weights, **statistics}, strict=False)
         m = {k: v.cpu() for k, v in self.full_mask(state.m).items()}
@@ -380,17 +404,19 @@ def run(
         raise ValueError(f"workers: {workers} is not allowed; more than one needs {needs}")
     # Data that clients bring are not the server's to see, unless the clients are in this process.
     dataset = data.of(experiment, data_dir, None if federation is Federation else [None])
+    watched = observe is not None
     with computing(experiment), ExitStack() as stack:
         federation = federation(experiment, dataset)
         made_by = dict(gradient=federation.gradient_name, numerics=numerics())
         record = records.Record(experiment, dataset.sha256, out, **made_by)
         stack.enter_context(record.alone())
-        state, rows = _begin(federation, record, getattr(observe, "seen", 0) if observe else experiment.rounds)
+        state, rows = _begin(federation, record, getattr(observe, "seen", 0) if watched else experiment.rounds)
         federation.faults = [*record.provenance.get("faults", []), *federation.faults]
         if until is not None and until < state.t:
             raise ValueError(f"until: {until} is not allowed; {record.folder} is at round {state.t} already")
         train = stack.enter_context(_workers(federation, workers)).train if workers > 1 else None
-        log = stack.enter_context(_Log(record, state, rows, record.earlier if observe else 0, federation.pace))
+        log = stack.enter_context(_Log(record, state, rows, record.earlier if watched else 0, federation.pace))
+        log.unsaved = record.earlier < state.t  # its files were lost, and only the checkpoint is left
         bar = stack.enter_context(_bar(federation, progress))
         picture = None if bar.disable else _picture(experiment)
         bar.update(state.t)
@@ -399,7 +425,7 @@ def run(
             if federation.faults:
                 record.provenance["faults"] = federation.faults
             # Before the log: what a checkpoint has behind it, the observer has seen, whenever the process is killed.
-            if observe:
+            if watched:
                 observe(federation, state)
             log.add(state, row)
             if picture:
@@ -482,6 +508,11 @@ def _begin(federation: Federation, record: records.Record, latest: int) -> tuple
             f"gradient: {record.folder} was begun with the {was} one, and here it is {federation.gradient_name}; "
             "go on where it was begun, or choose another folder"
         )
+    if last.tensors["w"].numel() != federation.layout.size:
+        raise ValueError(
+            f"model: {record.exp.model!r} has {federation.layout.size} parameters, and in {record.folder} it had "
+            f"{last.tensors['w'].numel()}; give the changed network another name, or choose another folder"
+        )
     record.resume(plain["provenance"], round=plain["t"])
     state = State.of(last.tensors, plain["t"], plain["mask_version"], federation.layout.prunable)
     return state, plain["rows"]
@@ -500,7 +531,8 @@ def _workers(federation: Federation, count: int):
 
 
 def _whole(value, low: int, high: int | None = None) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high)
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return whole and low <= value and (high is None or value <= high)
 
 
 def _check(name: str, value, good: bool, allowed: str) -> None:

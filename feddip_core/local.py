@@ -30,7 +30,7 @@ def forward_of(
     """
 
     def forward(u, statistics, x):
-        if channels_last:
+        if channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         elif x.is_cuda:  # crops leave images by pixel, which suits a CPU
             x = x.contiguous()

@@ -240,7 +240,7 @@ class PruneFL(FedAvg):
             passes += self.PASSES
             trained = self.site.accuracy(w, batches) >= 1.5 / self.site.num_classes
             if trained or passes >= self.MOST_PASSES or not loss.isfinite():
-                keep = max(goal, masks.kept(m) - int(0.3 * masks.kept(m)))
+                keep = max(goal, masks.kept(m) - max(1, int(0.3 * masks.kept(m))))
                 m = self._mask(w, summed.total.square(), m, keep, r=0)
                 w = self.site.pruned(w, m)
         return w, m
@@ -317,6 +317,12 @@ class PruneTrain(FedAvg):
     """A penalty on the norm of every channel; channels that it has pushed to zero are removed for good."""
 
     feedback = False
+
+    def __init__(self, exp, site):
+        super().__init__(exp, site)
+        if self.authors and len(self.layout.prunable) < 3:
+            needs = "it spares the first and the last layer, and so needs three"
+            raise ValueError(f"variant: 'authors' is not allowed; {needs}, and {exp.model} has fewer")
 
     def lam(self, t):
         return self.exp.lambda_max

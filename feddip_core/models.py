@@ -123,6 +123,12 @@ def _own(hook: str) -> nn.Module:
     net = function_of(hook, "model")()
     if not isinstance(net, nn.Module) or not prunable(net):
         raise ValueError(f"model: {hook!r} is not allowed; it must give an nn.Module with a Conv2d or a Linear layer")
+    names = dict(net.named_parameters())
+    if missing := [k for k in prunable(net) if k not in names]:
+        needs = "a layer must stand in a module, and two layers may not share their weights"
+        raise ValueError(f"model: {hook!r} is not allowed; {missing[0]!r} has no name of its own: {needs}")
+    if still := [k for k, v in names.items() if not v.requires_grad]:
+        raise ValueError(f"model: {hook!r} is not allowed; {still[0]!r} is frozen, and here every parameter is trained")
     return net
 
 
@@ -206,7 +212,7 @@ def residual_streams(layout: Layout) -> list[list[str]]:
 
 def norm_names(net: nn.Module) -> list[str]:
     """The scales and shifts of the batch norms."""
-    return [f"{k}.{part}" for k in batch_norms(net) for part in ("weight", "bias")]
+    return [f"{k}.{part}" for k, v in batch_norms(net).items() if v.affine for part in ("weight", "bias")]
 
 
 def batch_norms(net: nn.Module) -> dict[str, nn.Module]:

@@ -43,6 +43,8 @@ def plan(exp: Experiment) -> pd.DataFrame:
 
     Not those of PruneTrain, whose threshold decides: for it, this is the most that it can send.
     """
+    if exp.variant == "authors":
+        raise ValueError("variant: 'authors' is not allowed; a plan is of the methods as published")
     site = Federation(exp, loaded(exp.dataset, exp.normalisation))
     dense_bits = exp.clients_per_round * site.payload_bits(None)
     held = [0 if site.method.all_hold_first_mask else -1] * exp.clients

@@ -60,7 +60,10 @@ class Record:
             for part in self.folder.glob(".*.part"):  # of a process that was killed
                 part.unlink(missing_ok=True)
             self.earlier = self._rounds_of_an_earlier_run()
-            write(self.folder / "config.json", _json(self.exp.to_dict()))
+            settings = self.exp.to_dict()
+            if self.exp.dataset.endswith(".npz"):  # to be found from every working folder
+                settings["dataset"] = os.path.abspath(self.exp.dataset)
+            write(self.folder / "config.json", _json(settings))
             yield
         finally:
             lock.release()
@@ -145,6 +148,7 @@ def provenance(exp: Experiment) -> dict:
         "device": exp.device,
         "threads": exp.threads,
         "cpu": _cpu(),
+        "gpu": torch.cuda.get_device_name(exp.device) if exp.device != "cpu" and torch.cuda.is_available() else None,
         "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": {name: version(name) for name in ("torch", "torchvision", "numpy", "pandas")},

@@ -4,9 +4,12 @@ So no result depends on what ran before it in the process, on the order of clien
 """
 
 import hashlib
+import threading
 from contextlib import contextmanager
 
 import torch
+
+GLOBAL = threading.RLock()  # there is one global generator, whatever thread draws from it
 
 
 def stream_seed(seed: int, purpose: str, t: int = 0, n: int = 0) -> int:
@@ -23,6 +26,6 @@ def stream(seed: int, purpose: str, t: int = 0, n: int = 0) -> torch.Generator:
 @contextmanager
 def global_stream(device: torch.device, seed: int, purpose: str, t: int = 0, n: int = 0):
     """For what only draws from torch's global generator (initialisation, dropout): seed it, and put it back after."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with GLOBAL, torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(stream_seed(seed, purpose, t, n))
         yield

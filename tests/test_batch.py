@@ -12,6 +12,7 @@ from filelock import FileLock
 
 from feddip_core import Experiment, batch, records, run
 from feddip_core.data import MINI
+from feddip_core.methods import PruneFL
 
 SHORT = ["--set", "rounds=2", "local_epochs=1"]
 
@@ -212,3 +213,17 @@ def test_ctrl_c_stops_it_cleanly_and_the_same_command_goes_on(tmp_path):
     assert process.returncode == 0, said
     kept = json.loads((tmp_path / "runs" / exp.run_id / "provenance.json").read_text())
     assert kept["rounds_done"] == 120 and kept["resumed"][0]["after_round"] == done
+
+
+def test_a_module_in_the_working_folder_is_found_by_the_kernel(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, env, **_: started.append(env["PYTHONPATH"]))
+    monkeypatch.setenv("PYTHONPATH", "given")
+    monkeypatch.chdir(tmp_path)
+    batch.Job(experiment(), "smoke", tmp_path).start()
+    assert started == [os.pathsep.join([str(batch.NOTEBOOK.parent.parent), "given", str(tmp_path)])]
+
+
+def test_a_plan_of_prunefl_does_not_search_its_first_mask(monkeypatch):
+    monkeypatch.setattr(PruneFL, "first_mask", lambda *_, **__: pytest.fail("it was searched"))
+    assert batch._measured(experiment("prunefl"), "", steps=1) > 0

@@ -6,12 +6,13 @@ import random
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from test_federation import same
 
-from feddip_core import checkpoints, run
+from feddip_core import checkpoints, records, run
 from feddip_core.federation import Federation
 
 CASES = {
@@ -154,3 +155,41 @@ def test_what_a_killed_process_left_half_written_is_swept_up(tiny, tmp_path):
     (tmp_path / exp.run_id / ".checkpoint.safetensors.1.part").write_text("half")
     run(exp, out=tmp_path)
     assert not list((tmp_path / exp.run_id).glob(".*.part"))
+
+
+def test_a_gpu_without_room_does_not_cost_the_checkpoint(tiny, tmp_path, monkeypatch):
+    exp = tiny(rounds=2)
+    run(exp, out=tmp_path, until=1)
+    kept = (tmp_path / exp.run_id / checkpoints.NAME).read_bytes()
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "Checkpoint", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            run(exp, out=tmp_path)
+    assert (tmp_path / exp.run_id / checkpoints.NAME).read_bytes() == kept
+    assert same(run(exp, out=tmp_path), run(exp))
+
+
+def test_a_record_that_was_lost_is_written_again_from_the_checkpoint(tiny, tmp_path):
+    exp = tiny(rounds=2)
+    run(exp, out=tmp_path)
+    folder = tmp_path / exp.run_id
+    kept = (folder / "metrics.csv").read_text()
+    for name in ("metrics.csv", "provenance.json"):
+        (folder / name).unlink()
+    run(exp, out=tmp_path)
+    assert (folder / "metrics.csv").read_text() == kept and records.progress(exp, tmp_path) == (2, True)
+
+
+class Seen(list):
+    def __call__(self, federation, state):
+        self.append(state.t)
+
+
+def test_an_observer_may_be_empty_and_a_round_any_whole_number(tiny):
+    seen = Seen()
+    run(tiny(rounds=3), observe=seen, until=np.int64(2))
+    assert seen == [1, 2]

@@ -86,6 +86,8 @@ def test_messages_say_what_is_allowed():
         Experiment(method="feddp", lambda_max=1e-3)
     with pytest.raises(ValueError, match=r"sparsity_initial: 0.5 is not allowed; the method snip has it at sparsity_t"):
         Experiment(method="snip", sparsity_initial=0.5)
+    with pytest.raises(ValueError, match=r"regrowth: 'dense_memory' is not allowed; feddst masks every step"):
+        Experiment(method="feddst", regrowth="dense_memory")
     with pytest.raises(ValueError, match=r"clients: 12 is not allowed; .* needs a multiple of 5"):
         Experiment(clients=12, partition="pathological")
     with pytest.raises(ValueError, match=r"dataset: 'no/such.npz' is not allowed; there is no such file"):
@@ -167,6 +169,8 @@ def test_replacing_the_method_keeps_what_was_set_by_hand():
     assert (feddp.sparsity_initial, feddp.sparsity_target, feddp.reconfigure_every) == (0.3, 0.95, 3)
     assert mine.replace(method="fedavg").sparsity_target == 0
     assert mine.replace(method="snip").sparsity_initial == 0.95
+    remembering = mine.replace(regrowth="dense_memory")
+    assert [remembering.replace(method=m).regrowth for m in ("dpf", "snip")] == ["dense_memory", "paper"]
 
 
 def test_the_data_set_brings_its_own_column():

@@ -4,6 +4,8 @@ import hashlib
 import itertools
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 import reference
@@ -11,7 +13,7 @@ import torch
 
 from feddip_core import Experiment, data, masks, run
 from feddip_core.federation import Federation, aggregate
-from feddip_core.streams import stream
+from feddip_core.streams import global_stream, stream
 
 
 @pytest.fixture(scope="module")
@@ -400,3 +402,31 @@ def test_memory_does_not_grow_with_the_clients(tiny, mini, monkeypatch):
     few, many, all_of_them = most_models_alive(10, 2), most_models_alive(400, 2), most_models_alive(60, 12)
     assert few >= 2
     assert few == many == all_of_them
+
+
+@pytest.mark.parametrize("method", ["feddip", "snip"])
+def test_a_model_that_diverged_is_pruned_all_the_same(tiny, method):
+    diverged = run(tiny(method, learning_rate=1e6, rounds=4))
+    assert diverged.diverged and not torch.isfinite(diverged.weights["fc1.weight"]).all()
+    assert all((diverged.weights[k][~m] == 0).all() for k, m in diverged.mask.items())
+
+
+def test_threads_do_not_draw_from_each_others_stream():
+    """As when a plan is made while a network with dropout trains."""
+    cpu, entered, other = torch.device("cpu"), threading.Event(), []
+
+    def draw():
+        with global_stream(cpu, 0, "one"):
+            entered.set()
+            time.sleep(0.05)  # in which the other would seed the generator anew
+            other.append(torch.rand(1))
+
+    with global_stream(cpu, 0, "one"):
+        alone = torch.rand(1)
+    thread = threading.Thread(target=draw)
+    thread.start()
+    entered.wait()
+    with global_stream(cpu, 0, "two"):
+        torch.rand(1)
+    thread.join()
+    assert other == [alone]

@@ -177,3 +177,67 @@ def test_the_id_of_a_run_knows_the_functions_by_their_names():
         {}, dict(dataset="feddip_core.hospitals:others"), dict(model="feddip_core.hospitals:others"), dict(clients=5),
     )}  # fmt: skip
     assert len(ids) == 4
+
+
+def counting_norms():
+    return nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_a_norm_that_counts_its_batches_counts_those_of_a_client_alone(tmp_path):
+    exp = Experiment(**OWN | dict(model="test_hospitals:counting_norms"))
+    whole, two = run(exp), run(exp, workers=2)
+    run(exp, tmp_path, until=2)
+    for other in (two, run(exp, tmp_path)):
+        assert other.metrics.drop(columns="seconds").equals(whole.metrics.drop(columns="seconds"))
+
+
+def bare():
+    return nn.Linear(20, 3)
+
+
+def tied():
+    net = nn.Sequential(nn.Linear(20, 20), nn.Linear(20, 20), nn.Linear(20, 3))
+    net[1].weight = net[0].weight
+    return net
+
+
+def frozen():
+    net = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 3))
+    net[0].weight.requires_grad_(False)
+    return net
+
+
+def without_scales():
+    return nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("settings, message", [
+    (dict(model="test_hospitals:bare"), "'.weight' has no name of its own: a layer must stand in a module"),
+    (dict(model="test_hospitals:tied"), "'1.weight' has no name of its own: .* may not share their weights"),
+    (dict(model="test_hospitals:frozen"), "'0.weight' is frozen, and here every parameter is trained"),
+    (dict(model="test_hospitals:with_norms", batch_size=7),
+     "batch_size: 7 is not allowed; of client 0's 120 samples it leaves a batch of one, which .*with_norms"),
+    (dict(model="test_hospitals:with_norms", method="prunetrain", variant="authors"),
+     "variant: 'authors' is not allowed; .*needs three"),
+])  # fmt: skip
+def test_networks_that_cannot_be_trained_here_are_refused(settings, message):
+    exp = Experiment(**OWN | settings)
+    with pytest.raises(ValueError, match=message):
+        Federation(exp, data.of(exp))
+
+
+@pytest.mark.parametrize("settings", [
+    dict(model="test_hospitals:without_scales", batch_norm="local"), dict(channels_last=True), dict(batch_size=7),
+], ids=str)  # fmt: skip
+def test_networks_that_are_unusual_train(settings):
+    assert run(Experiment(**OWN | dict(rounds=1) | settings)).metrics["test_loss"].notna().all()
+
+
+def test_a_network_that_was_changed_does_not_go_on_from_the_old_ones_weights(tmp_path, monkeypatch):
+    here = sys.modules[__name__]
+    exp = Experiment(**OWN | dict(model="test_hospitals:changing"))
+    monkeypatch.setattr(here, "changing", hospitals.network, raising=False)
+    run(exp, tmp_path, until=2)
+    monkeypatch.setattr(here, "changing", with_norms)
+    with pytest.raises(ValueError, match=r"model: 'test_hospitals:changing' has \d+ parameters, and in .* it had \d+"):
+        run(exp, tmp_path)

@@ -38,3 +38,8 @@ def test_prunetrain_is_planned_at_most(tiny):
     assert metrics["sparsity"].iloc[-1] > 0, "this setting no longer removes a channel"
     assert (plan(exp)["uplink_bits"] >= metrics["uplink_bits"]).all()
     assert plan(exp)["uplink_bits"].sum() > metrics["uplink_bits"].sum()
+
+
+def test_a_version_of_the_authors_has_no_plan(tiny):
+    with pytest.raises(ValueError, match="variant: 'authors' is not allowed"):
+        plan(tiny("snip", variant="authors"))

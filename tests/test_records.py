@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from feddip_core import Experiment, federation, load_runs, records, run
+from feddip_core.data import MINI
 from feddip_core.federation import Federation
 
 
@@ -115,3 +116,12 @@ def test_without_out_nothing_is_written(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(tiny(rounds=1))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_of_ones_own_data_is_read_from_every_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.npz").write_bytes(MINI.read_bytes())
+    exp = Experiment.preset("smoke", dataset="own.npz", model="lenet5", rounds=1, clients=60, clients_per_round=1)
+    run(exp, out=tmp_path / "runs")
+    monkeypatch.chdir("/")
+    assert load_runs(tmp_path / "runs")["run_id"].tolist() == [exp.run_id]
