@@ -474,13 +474,41 @@ def test_what_readme_says_of_the_reduced_runs_is_in_the_records():
         rounds[dataset], _ = results.find(wanted, OUTPUTS / "runs")
         ends[dataset] = results.of_runs(rounds[dataset])["last five"].droplevel("seed")
     low = rounds["cifar10"][rounds["cifar10"]["test_accuracy"] <= 0.2].groupby("label")["round"].max()
-    assert low[["fedavg", "feddip", "feddp"]].tolist() == [15, 51, 51]
-    assert "above 20 % for good after 15 rounds" in text and "more going every five rounds, after 51" in text
-    gaps = ends["cifar10"]["fedavg"] - ends["cifar10"][["feddip", "feddp"]]
-    assert gaps.between(20, 22).all() and 0 < ends["cifar100"]["fedavg"] - ends["cifar100"]["feddip"] < 1
-    assert 0 < ends["cifar10"]["fedavg"] - ends["cifar10"]["prunefl"] < 3
+    assert low[["fedavg", "feddip", "feddp", "feddst"]].tolist() == [15, 51, 51, 160]
+    assert "above 20 % for good after 15 rounds" in text and "five rounds, after 51, when 77 % are gone" in text
+    at = rounds["cifar10"].set_index(["label", "round"])["sparsity"]
+    assert round(at["feddip", 51], 2) == 0.77 and at["prunetrain", 160] == 0
+    gaps = {dataset: own["fedavg"] - own for dataset, own in ends.items()}
+    assert gaps["cifar10"][["feddip", "feddp"]].between(20, 22).all() and 0 < gaps["cifar10"]["prunefl"] < 3
+    assert abs(ends["cifar10"]["snip"] - ends["cifar10"]["feddip"]) < 2 and ends["cifar10"]["feddst"] == 10
+    assert gaps["cifar100"][["feddip", "feddp"]].between(0, 1).all() and 3.5 < gaps["cifar100"]["snip"] < 4
+    dpf = results.find({"dpf": [Experiment.preset("laptop", "cifar10", "dpf")]}, OUTPUTS / "runs")[0]
+    assert (
+        dpf[dpf["test_accuracy"] <= 0.2]["round"].max() == 15
+        and round(at["feddp", 160] - dpf["sparsity"].iloc[-1], 9) == 0
+    )
+    assert f"ends at {results.of_runs(dpf)['last five'].iloc[0]:.2f} with as many zeros" in text
+    prunefl = rounds["cifar100"][rounds["cifar100"]["label"] == "prunefl"].tail(5)
+    assert prunefl["sparsity"].round(2).tolist() == [0.71] * 4 + [0.8]
+    assert round(100 * prunefl["test_accuracy"].iloc[-1], 2) == 9.03 and "falls to 9.03" in text
     returned = {dataset: own.groupby("label")["regrown"].sum()["feddip"] for dataset, own in rounds.items()}
     assert returned == {"cifar10": 4, "cifar100": 0}
+    splits = {dataset: results.both_splits(OUTPUTS / "runs", dataset) for dataset in ends}
+    one_sided = {dataset: own.xs("pathological", level=1) for dataset, own in splits.items()}
+    plateau = ["fedavg", "feddip", "feddp", "feddst", "prunetrain"]
+    assert (one_sided["cifar10"].loc[plateau, "last"] == 10).all()
+    assert one_sided["cifar10"].loc[["prunefl", "snip"], "last"].between(14, 19).all()
+    assert one_sided["cifar100"]["mean"].dropna().between(2, 2.5).all()
+    again = {d: Experiment.preset("laptop", d, partition="pathological").run_id for d in ends}
+    again = {d: pd.read_csv(OUTPUTS / "runs" / run_id / "metrics.csv")["regrown"].sum() for d, run_id in again.items()}
+    assert again == {"cifar10": 9815, "cifar100": 277}
+    assert "9,815 do in AlexNet" in text and "and 277 in ResNet-18" in text
+    bought = {}
+    for dataset, own in rounds.items():
+        budget = results.budget_mebibits(Experiment.preset("laptop", dataset))
+        bought[dataset] = results.at_budget(own, budget, results.AUTHORS_MEBIBITS)["test_accuracy"].droplevel("seed")
+    shown = {dataset: own[["feddip", "fedavg"]].round(1).tolist() for dataset, own in bought.items()}
+    assert shown == {"cifar10": [23.5, 34.0], "cifar100": [16.5, 14.7]}  # in communication.ipynb
     assert results.layers(Experiment.preset("laptop", "cifar10"))["size"].sum() == 368_152
 
 
