@@ -503,6 +503,9 @@ def test_what_readme_says_of_the_reduced_runs_is_in_the_records():
     again = {d: pd.read_csv(OUTPUTS / "runs" / run_id / "metrics.csv")["regrown"].sum() for d, run_id in again.items()}
     assert again == {"cifar10": 9815, "cifar100": 277}
     assert "9,815 do in AlexNet" in text and "and 277 in ResNet-18" in text
+    far = results.wanted("extreme_sparsity", "laptop", "cifar10")
+    far = results.of_runs(results.find(far, OUTPUTS / "runs")[0])["last five"].droplevel("seed")
+    assert round(far["0.9"] - far["0.99"], 1) == 6.6  # in extreme_sparsity.ipynb
     bought = {}
     for dataset, own in rounds.items():
         budget = results.budget_mebibits(Experiment.preset("laptop", dataset))
