@@ -1,5 +1,5 @@
-# make reproduce   run every notebook headlessly; results in outputs/
-# make test        lint, unit tests, every notebook
+# make reproduce   run every notebook headlessly on embedded data; results in outputs/toy
+# make test        lint, types, unit tests, every notebook
 # make lab         JupyterLab on the collection
 # make benchmark   a round against a bare PyTorch loop; workers, start-up, growth, a thousand clients on Flower;
 #                    results in outputs/benchmarks
@@ -18,7 +18,7 @@ INSTALLED := .venv/installed
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 
 # The profile keeps kernels from warning about loopback, the other variable from warning about frozen modules.
-export IPYTHONDIR := $(CURDIR)/.ci/ipython
+export IPYTHONDIR := $(CURDIR)/notebooks/.ipython
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
 # Progress bars would be part of a notebook's output, and different every time. Small networks only lose by threads.
 QUIET := TQDM_DISABLE=1 OMP_NUM_THREADS=1
@@ -40,16 +40,18 @@ OPTIONS ?=
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
-	@mkdir -p outputs/notebooks
+	@mkdir -p outputs/toy/notebooks
 	@set -e; for notebook in $(NOTEBOOKS); do \
-	  $(BIN)/papermill -k python3 --cwd notebooks --execution-timeout 900 -p out ../outputs \
-	    $$notebook outputs/notebooks/$$(basename $$notebook); \
+	  $(BIN)/papermill -k python3 --cwd notebooks --execution-timeout 900 -p out ../outputs/toy \
+	    $$notebook outputs/toy/notebooks/$$(basename $$notebook); \
 	done
-	@echo "Executed notebooks are in outputs/notebooks, figures in outputs/figures, records in outputs/runs."
+	@echo "Executed notebooks are in outputs/toy/notebooks, figures in outputs/toy/figures, records in outputs/toy/runs."
+	@$(BIN)/python -m feddip_core.study.expected outputs/toy/runs
 
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(QUIET) $(BIN)/pytest -rs $(SPREAD) --dist loadgroup tests
 	$(QUIET) $(BIN)/pytest $(SPREAD) --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout 300 notebooks
 
@@ -57,18 +59,18 @@ lab: $(INSTALLED)
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
 benchmark: $(INSTALLED)
-	$(BIN)/python tests/benchmark.py
-	$(BIN)/python tests/benchmark_many.py
+	$(BIN)/python tests/benchmarks/benchmark.py
+	$(BIN)/python tests/benchmarks/benchmark_many.py
 
 runs: $(INSTALLED)
 	$(BIN)/python -m feddip_core.batch --preset $(PRESET) --dataset $(DATASET) --methods $(METHODS) --seeds $(SEEDS) \
 	  --partitions $(PARTITIONS) --rules $(RULES) --jobs $(JOBS) $(OPTIONS)
 
 benchmark-scale: $(INSTALLED)
-	$(BIN)/python tests/benchmark_scale.py
+	$(BIN)/python tests/benchmarks/benchmark_scale.py
 
 benchmark-flower: $(INSTALLED)
-	$(BIN)/python tests/benchmark_flower.py
+	$(BIN)/python tests/benchmarks/benchmark_flower.py
 
 RESULTS := accuracy communication non_iid layer_sparsity extreme_sparsity
 # $(call results,preset,data set,notebooks): each from the records, two at a time.
@@ -81,26 +83,27 @@ endef
 
 paper-fashion: $(INSTALLED)
 	$(call results,paper,fashion_mnist,$(RESULTS) paper_vs_code convergence)
-	$(BIN)/python .ci/readme.py
+	$(BIN)/python -m feddip_core.study.readme
 
 laptop-cifar: $(INSTALLED)
 	$(call results,laptop,cifar10,$(RESULTS))
 	$(call results,laptop,cifar100,$(RESULTS))
-	$(BIN)/python .ci/readme.py
+	$(BIN)/python -m feddip_core.study.readme
 
 site: $(INSTALLED)
-	$(BIN)/python .ci/gallery.py
+	$(BIN)/python -m feddip_core.lab.gallery
+	@echo "The site begins at outputs/site/index.html."
 
 notebooks: $(INSTALLED)
 	@set -e; for notebook in $(NOTEBOOKS); do \
 	  $(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN $$notebook; \
 	done
-	$(BIN)/python .ci/tidy.py $(NOTEBOOKS)
+	$(BIN)/python -m feddip_core.lab.tidy $(NOTEBOOKS)
 
-$(INSTALLED): .ci/lock.txt pyproject.toml
+$(INSTALLED): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=…")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c .ci/lock.txt -e '.[notebooks,flower,test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks,flower,test]'
 	@touch $@
 
 clean:

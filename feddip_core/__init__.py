@@ -1,7 +1,32 @@
-"""FedDIP: federated learning of one sparse network by dynamic pruning and incremental regularisation."""
+"""FedDIP: federated learning of one sparse network by dynamic pruning and incremental regularisation.
 
+The modules of this folder are the algorithm. Methods, engine, study, lab and Flower are sub-packages.
+"""
+
+import sys
+from importlib.metadata import version
+
+from .engine.records import load_runs
+from .engine.run import Run, run, watched_by
 from .experiment import Experiment
-from .federation import Run, run
-from .records import load_runs
+from .method import METHODS, Method
+from .settings import choice, flag, real, whole
 
-__all__ = ["Experiment", "Run", "load_runs", "run"]
+__version__ = version("feddip-core")
+__all__ = [  # what is public
+    "METHODS", "Experiment", "Method", "Run", "__version__", "choice", "flag", "load_runs", "real", "run", "whole",
+]  # fmt: skip
+
+
+def _curves(experiment: Experiment):
+    """In a notebook, what draws a run's curves. Matplotlib is imported there alone, and need not be installed."""
+    if "ipykernel" not in sys.modules:
+        return None
+    try:
+        from .lab import live
+    except ImportError:
+        return None
+    return live.watch(experiment)
+
+
+watched_by(_curves)

@@ -1,68 +1,143 @@
-"""What a round costs in bits: counted exactly, as the authors' code counts it, and in a file that is really written.
+"""What travels, said once: bits are counted from a payload, Flower's bytes are packed from it, a plan adds it up.
 
-A weight takes 32 bits. Of a pruned model only the kept weights travel, and their positions as a mask of
-one bit for each prunable weight, to those clients that do not hold that mask already.
+A weight takes 32 bits. Of a pruned model only the kept weights travel; their positions are a mask of one bit per
+prunable weight, sent to those who do not hold it. A payload names its parts and the form in which each travels.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
-from .masks import Mask, Weights, kept
+from .layout import Layout
+from .masks import Mask
 
 BITS_PER_WEIGHT = 32
-MEBI = 2**20
 
 
-def payload_bits(m: Mask | None, parameters: int, statistics: int = 0) -> int:
-    """32 · (kept weights + parameters that are never pruned + batch-norm statistics); m = None is a dense model."""
-    pruned = 0 if m is None else mask_bits(m) - kept(m)
-    return BITS_PER_WEIGHT * (parameters - pruned + statistics)
+class Form:
+    """How a vector travels: how many numbers of it, at how many bits each. This one sends all parameters."""
+
+    bits_each = BITS_PER_WEIGHT
+
+    def count(self, layout: Layout, kept: int | None) -> int:
+        """How many numbers travel, where `kept` prunable weights are left; None is all of them."""
+        return layout.size
+
+    def pack(self, layout: Layout, v: Tensor, m: Mask | None) -> Tensor:
+        """The vector as it travels."""
+        return v
+
+    def unpack(self, layout: Layout, array: Tensor, m: Mask | None) -> Tensor:
+        """The vector again."""
+        return array
+
+    def check(self, name: str, layout: Layout, array: Tensor, kept: int | None) -> None:
+        """An array from elsewhere has the type and the length that this form says, and finite numbers."""
+        count = self.count(layout, kept)
+        bits = self.bits_each == 1
+        dtype, length = (torch.uint8, math.ceil(count / 8)) if bits else (torch.get_default_dtype(), count)
+        if array.dtype != dtype or array.shape != (length,):
+            form = f"{array.dtype} of shape {tuple(array.shape)}"
+            raise ValueError(f"{name} is {form}; it must be {dtype} of shape ({length},)")
+        if not array.isfinite().all():
+            raise ValueError(f"{name} holds a number that is not finite")
 
 
-def mask_bits(m: Mask | None) -> int:
-    """n_w: one bit for each prunable weight; a dense model needs no mask."""
-    return 0 if m is None else sum(v.numel() for v in m.values())
+class Kept(Form):
+    """What the mask keeps, and all that is never pruned."""
+
+    def count(self, layout, kept):
+        return layout.size - (0 if kept is None else layout.prunable_size - kept)
+
+    def pack(self, layout, v, m):
+        return v if m is None else v[layout.flat_mask(m, like=v).bool()]
+
+    def unpack(self, layout, array, m):
+        if m is None:
+            return array
+        zeros = torch.zeros(layout.size, dtype=array.dtype, device=array.device)
+        return zeros.masked_scatter_(layout.flat_mask(m, like=zeros).bool(), array)
 
 
-def authors_mebibits(zero_fraction: float, parameters: int) -> float:
-    """32 (1 − s) n / 2²⁰: one model in the unit of the authors' code, which the paper prints as "MB".
+class Statistics(Form):
+    """The statistics of batch norms."""
 
-    Zeros count as free even among parameters that are never pruned, and positions cost nothing.
-    """
-    return BITS_PER_WEIGHT * (1 - zero_fraction) * parameters / MEBI
-
-
-def packed(m: Mask) -> Tensor:
-    """The mask as bits, eight a byte."""
-    bits = torch.cat([keep.flatten() for keep in m.values()]).cpu().numpy()
-    return torch.from_numpy(np.packbits(bits))
+    def count(self, layout, kept):
+        return layout.statistics.size
 
 
-def unpacked(bits: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """The mask of these layers that `packed` made bits of."""
-    sizes = [math.prod(shape) for shape in shapes.values()]
-    if bits.dtype != torch.uint8 or bits.shape != (-(-sum(sizes) // 8),):
-        form = f"{bits.dtype} of shape {tuple(bits.shape)}"
-        raise ValueError(f"mask: {form} is not allowed; it must be {-(-sum(sizes) // 8)} bytes, a bit a weight")
-    flat = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=sum(sizes))).bool()
-    return {k: part.view(*shapes[k]) for k, part in zip(shapes, flat.split(sizes), strict=True)}
+class MaskBits(Form):
+    """A mask, given as a vector of zeros and ones: one bit per prunable weight, eight to a byte."""
+
+    bits_each = 1
+
+    def count(self, layout, kept):
+        return layout.prunable_size
+
+    def pack(self, layout, v, m):
+        return as_bytes(torch.cat([v[layer] for layer in layout.layers]) != 0)
+
+    def unpack(self, layout, array, m):
+        bits = as_bits(array, layout.prunable_size)
+        ones = torch.ones(layout.size, device=array.device)
+        for layer, part in zip(layout.layers, bits.split([z.stop - z.start for z in layout.layers]), strict=True):
+            ones[layer] = part.to(ones)
+        return ones
 
 
-def pack(w: Weights, m: Mask) -> bytes:
-    """The file that a sparse model really takes: mask bits, eight a byte, and the kept values, 32 bits each."""
-    values = torch.cat([v[m[k]] if k in m else v.flatten() for k, v in w.items()])
-    return save({"mask": packed(m), "values": values.detach().cpu()})
+def as_bytes(bits: Tensor) -> Tensor:
+    """Truth values, eight to a byte."""
+    return torch.from_numpy(np.packbits(bits.cpu().numpy()))
 
 
-def unpack(file: bytes, shapes: Mapping[str, Sequence[int]], prunable: Iterable[str]) -> dict[str, Tensor]:
-    """The model that `pack` made a file of, with zeros where its mask has none."""
-    tensors = load(file)
-    m = unpacked(tensors["mask"], {k: shapes[k] for k in prunable})
-    keep = {k: m.get(k, torch.ones(*shape, dtype=torch.bool)) for k, shape in shapes.items()}
-    parts = tensors["values"].split([int(v.sum()) for v in keep.values()])
-    return {k: torch.zeros(v.shape).masked_scatter(v, part) for (k, v), part in zip(keep.items(), parts, strict=True)}
+def as_bits(array: Tensor, count: int) -> Tensor:
+    """The truth values that `as_bytes` packed."""
+    return torch.from_numpy(np.unpackbits(array.cpu().numpy(), count=count)).bool().to(array.device)
+
+
+DENSE, KEPT, STATISTICS, MASK = Form(), Kept(), Statistics(), MaskBits()
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The parts of one message, each with its form. If a mask travels, the kept values are those of that mask."""
+
+    parts: Mapping[str, Form]
+    kept: int | None = None  # prunable weights that the mask leaves; None: all of them
+
+    def plus(self, parts: Mapping[str, Form]) -> "Payload":
+        """The same with more parts, or with other forms of them."""
+        return Payload({**self.parts, **parts}, self.kept)
+
+    def bits(self, layout: Layout) -> int:
+        """What the message takes, framing aside."""
+        return sum(form.bits_each * form.count(layout, self.kept) for form in self.parts.values())
+
+    def pack(self, layout: Layout, tensors: Mapping[str, Tensor], m: Mask | None) -> dict[str, Tensor]:
+        """Flat arrays as they travel; parts without a number are left out."""
+        m = layout.mask_of(tensors["mask"]) if "mask" in self.parts else m
+        arrays = {k: form.pack(layout, tensors[k], m).detach().cpu() for k, form in self.parts.items()}
+        return {k: v for k, v in arrays.items() if v.numel()}
+
+    def unpack(self, layout: Layout, arrays: Mapping[str, Tensor], m: Mask | None) -> dict[str, Tensor]:
+        """What was packed; a ValueError names the part that is missing, unknown or of the wrong form."""
+        whole: dict[str, Tensor] = {}
+        kept = self.kept
+        if "mask" in self.parts and "mask" in arrays:  # first: it says which values have travelled
+            self.parts["mask"].check("mask", layout, arrays["mask"], kept)
+            whole["mask"] = self.parts["mask"].unpack(layout, arrays["mask"], m)
+            m = layout.mask_of(whole["mask"])
+            kept = sum(int(v.sum()) for v in m.values())
+        expected = {k for k, form in self.parts.items() if form.count(layout, kept)}
+        if set(arrays) != expected:
+            raise ValueError(f"it holds {sorted(arrays)}, not {sorted(expected)}")
+        for name, form in self.parts.items():
+            if name in arrays and name not in whole:
+                form.check(name, layout, arrays[name], kept)
+            if name not in whole:
+                whole[name] = form.unpack(layout, arrays.get(name, torch.empty(0)), m)
+        return {name: whole[name] for name in self.parts}

@@ -1,67 +1,15 @@
-"""Data sets as tensors, batches made on the device, and the partitions that deal them to clients.
+"""Data as tensors, and a client's batches, made on the device.
 
-A data set is looked for in `data_dir`, in the folder that FEDDIP_DATA names and in the user's cache:
-first `<name>.npz`, then torchvision's own layout; if it is nowhere, torchvision downloads it.
-Data of your own, which may be other than images, come from a function: `samples(client)`.
+Where data come from is `engine.sources`; how they are dealt to clients is `engine.partitions`.
 """
 
 import dataclasses
-import gzip
-import hashlib
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from .experiment import CLASSES, Experiment, function_of, is_hook
-from .streams import stream, stream_seed
-
-ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-MINI = Path(__file__).parent / "assets" / "fashion_mini.npz"
-
-# torchvision's class and the folder it keeps below its root.
-TORCHVISION = {
-    "fashion_mnist": ("FashionMNIST", "FashionMNIST/raw"),
-    "cifar10": ("CIFAR10", "cifar-10-batches-py"),
-    "cifar100": ("CIFAR100", "cifar-100-python"),
-}
-FASHION_FILES = dict(zip(ARRAYS, (
-    "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
-), strict=True))  # fmt: skip
-
-# Of each array of the published data, images as N × C × H × W and labels as int64.
-SHA256 = {
-    "fashion_mnist": dict(
-        x_train="2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
-        y_train="e3245b63f7c40d1c8b652835f19744d970c1613b40ddac6bcfc87b9c46e16a0b",
-        x_test="c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
-        y_test="d51d859896c55775b9e9e219b77ff03bcec1b6ac322f313544dc3f9e7bc94fae",
-    ),
-    "cifar10": dict(
-        x_train="9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
-        y_train="f5cfe00b0f00968c0cc5ff3b1d2de51b10e33efa277c2986f4e0fa63e58c9f4f",
-        x_test="177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56",
-        y_test="cbb7365de8ed11f05cc4c3a1e7f78144127c5e851efd83762fb18202461230bb",
-    ),
-    "cifar100": dict(
-        x_train="de64658905c6b161606e3649ddafce7cf86c7634a0cf9116d518e64ef46a33c5",
-        y_train="8bf4935e7c77a3096270043c6f3b221b6ecb9c63d1a08608e9af66cff17e977a",
-        x_test="83c56492b2c11211ad1bb2dbd4f2eef4170a0441e41a41f3039c3144b1f5a511",
-        y_test="80031c23f8300724c6fbc588e4bccbe41c6392041782148727bb497b0132c4ad",
-    ),
-}
-
-MEAN = {"cifar10": (0.4914, 0.4822, 0.4465), "cifar100": (0.5071, 0.4866, 0.4409)}
-STD = {"cifar10": (0.2470, 0.2435, 0.2616), "cifar100": (0.2673, 0.2564, 0.2762)}
-CROP_PADDING = {"cifar10": "zeros", "cifar100": "reflect"}
-
-
-class DataError(Exception):
-    """A data set is missing or damaged; the message names the file and says what to do."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +25,7 @@ class Dataset:
     std: Tensor | None = None
     crop_padding: str | None = None  # "zeros" or "reflect": random crops and flips in training; None: neither
     owner: Tensor | None = None  # of each training sample, the client that has brought it
+    parts: tuple[Tensor, ...] = ()  # the indices of each client's training samples
 
     @property
     def num_classes(self) -> int:
@@ -87,20 +36,13 @@ class Dataset:
         """An input of the right shape, all zeros."""
         return self.normalise(torch.zeros_like(torch.cat([self.x_test[:1], self.x_train[:1]])[:1]))
 
-    def check_labels(self, num_classes: int) -> None:
-        """Every label has an output of the network."""
-        for y, whose in ((self.y_test, None), (self.y_train, self.owner)):
-            if wrong := torch.nonzero(y >= num_classes).flatten().tolist():
-                of = "the server's test data" if whose is None else f"client {int(whose[wrong[0]])}'s data"
-                raise DataError(f"y: {of} hold the label {int(y[wrong[0]])}; the network has {num_classes} outputs")
-
     @property
     def image(self) -> dict[str, int]:
         """What `models.build` must know of the images."""
         return dict(zip(("channels", "size"), self.x_train.shape[1:3], strict=False))
 
-    def to(self, device) -> "Dataset":
-        tensors = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+    def to(self, device: torch.device | str) -> "Dataset":
+        tensors: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
         return dataclasses.replace(self, **tensors)
 
     def normalise(self, x: Tensor) -> Tensor:
@@ -108,180 +50,7 @@ class Dataset:
         if x.is_floating_point():
             return x.to(torch.get_default_dtype())
         x = x.to(torch.get_default_dtype()).div_(255)
-        return x if self.mean is None else x.sub_(self.mean).div_(self.std)
-
-
-def of(exp: Experiment, data_dir: str | Path | None = None, clients: Iterable[int | None] | None = None) -> Dataset:
-    """The data of an experiment; of data that are brought, those of `clients` alone, where None is the server."""
-    if is_hook(exp.dataset):
-        return brought(exp.dataset, [None, *range(exp.clients)] if clients is None else clients)
-    return load(exp.dataset, data_dir, exp.normalisation)
-
-
-def load(name: str, data_dir: str | Path | None = None, normalisation: str = "standard") -> Dataset:
-    """The data set of that name, or of that .npz file; DataError says what is missing or damaged, and where."""
-    if is_hook(name):
-        return brought(name, [None])
-    if name == "fashion_mini":
-        return _read_npz(MINI)
-    if name not in CLASSES:
-        return _read_npz(Path(name))
-    dataset = _find(name, data_dir)
-    if name not in MEAN:
-        return dataset
-    # The authors' code divides the statistics of CIFAR-100, which are those of x/255 already, by 255 once more.
-    scale = 255 if name == "cifar100" and normalisation == "authors" else 1
-    mean, std = (torch.tensor(v[name]).view(-1, 1, 1) / scale for v in (MEAN, STD))
-    return dataclasses.replace(dataset, mean=mean, std=std, crop_padding=CROP_PADDING[name])
-
-
-def brought(hook: str, clients: Iterable[int | None]) -> Dataset:
-    """What a function of your own gives: samples(n) what client n has, samples(None) what the server tests on.
-
-    It is called for these clients alone: what is not here, at a server or at a client, is empty.
-    """
-    samples = function_of(hook, "dataset")
-    parts = {n: _samples(samples, hook, n) for n in clients}
-    like_x, like_y = (v[:0] for v in next(iter(parts.values())))
-    for n, (x, _) in parts.items():
-        if x.shape[1:] != like_x.shape[1:] or x.dtype != like_x.dtype:
-            one, other = (f"{v.dtype} of shape {tuple(v.shape[1:])}" for v in (like_x, x))
-            who = ["the server" if i is None else f"client {i}" for i in (next(iter(parts)), n)]
-            raise DataError(f"{hook}: a sample of {who[0]} is {one}, of {who[1]} {other}; they must be alike")
-    x_test, y_test = parts.pop(None, (like_x, like_y))
-    tensors = {
-        "x_train": torch.cat([like_x, *(x for x, _ in parts.values())]),
-        "y_train": torch.cat([like_y, *(y for _, y in parts.values())]),
-        "x_test": x_test,
-        "y_test": y_test,
-    }
-    owner = torch.tensor([n for n, (_, y) in parts.items() for _ in y], dtype=torch.int64)
-    return Dataset(**tensors, sha256=_sha256(tensors), owner=owner)
-
-
-def _samples(samples: Callable, hook: str, client: int | None) -> tuple[Tensor, Tensor]:
-    where = f"{hook}({client})"
-    try:
-        x, y = (torch.as_tensor(v).cpu().contiguous() for v in samples(client))
-    except Exception as error:
-        raise DataError(f"{where}: it gives no pair (x, y) of arrays ({type(error).__name__}: {error})") from error
-    if x.dtype == torch.float64:
-        x = x.to(torch.float32)
-    if x.dtype not in (torch.uint8, torch.float32) or x.ndim < 2 or len(x) == 0:
-        raise DataError(f"{where}: x is {x.dtype} of shape {tuple(x.shape)}; it must be uint8 or float, N × …, N > 0")
-    if x.is_floating_point() and not x.isfinite().all():
-        raise DataError(f"{where}: x holds a number that is not finite")
-    if y.shape != (len(x),) or y.is_floating_point() or y.dtype == torch.bool or y.min() < 0:
-        raise DataError(f"{where}: y must hold one label of 0, 1, … for each of the {len(x)} samples")
-    return x, y.to(torch.int64)
-
-
-def _sha256(tensors: dict[str, Tensor]) -> dict[str, str]:
-    return {k: hashlib.sha256(v.numpy().data if v.numel() else b"").hexdigest() for k, v in tensors.items()}
-
-
-def user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "feddip"
-
-
-def _find(name: str, data_dir: str | Path | None) -> Dataset:
-    roots = [Path(p).expanduser() for p in (data_dir, os.environ.get("FEDDIP_DATA"), user_cache()) if p]
-    folder = TORCHVISION[name][1]
-    for root in roots:
-        if (root / f"{name}.npz").is_file():
-            return _published(name, root / f"{name}.npz", _read_npz(root / f"{name}.npz"))
-        # An empty folder is what a failed download leaves.
-        if (root / folder).is_dir() and any((root / folder).iterdir()):
-            return _published(name, root / folder, _read_torchvision(name, root))
-    try:
-        _download(name, roots[0])
-    except Exception as error:
-        tried = ", ".join(str(root) for root in roots)
-        raise DataError(
-            f"{name} is not on this machine (looked for {name}.npz and {folder}/ in {tried}) and could not be "
-            f"downloaded ({error}). Put it into one of these folders, or name another with data_dir or the variable "
-            "FEDDIP_DATA; the data set fashion_mini is embedded and needs no download."
-        ) from error
-    return _published(name, roots[0] / folder, _read_torchvision(name, roots[0]))
-
-
-def _download(name: str, root: Path) -> None:
-    from ._torchvision import torchvision
-
-    root.mkdir(parents=True, exist_ok=True)
-    getattr(torchvision.datasets, TORCHVISION[name][0])(root, download=True)
-
-
-def _published(name: str, path: Path, dataset: Dataset) -> Dataset:
-    for key in ARRAYS:
-        if dataset.sha256[key] != SHA256[name][key]:
-            file = path / FASHION_FILES[key] if path.is_dir() and name == "fashion_mnist" else path
-            raise DataError(f"{file}: {key} is not the published {name}'s; delete {path}, and it is downloaded again")
-    return dataset
-
-
-def _read_torchvision(name: str, root: Path) -> Dataset:
-    from ._torchvision import torchvision
-
-    cls, folder = TORCHVISION[name][0], root / TORCHVISION[name][1]
-    if name == "fashion_mnist":
-        arrays = {key: _read_idx(folder / file, torchvision) for key, file in FASHION_FILES.items()}
-        return _checked(folder, arrays)
-    cls = getattr(torchvision.datasets, cls)
-    # These archives hold pickles: nothing is read whose checksum is not torchvision's own.
-    for file, md5 in [*cls.train_list, *cls.test_list]:
-        if not torchvision.datasets.utils.check_integrity(folder / file, md5):
-            raise DataError(f"{folder / file}: missing or damaged; delete {folder}, and it is downloaded again")
-    parts = [cls(root, train=train) for train in (True, False)]
-    return _checked(folder, dict(zip(ARRAYS, (v for p in parts for v in (p.data, np.array(p.targets))), strict=True)))
-
-
-def _read_idx(path: Path, torchvision) -> np.ndarray:
-    packed = path.with_name(path.name + ".gz")
-    try:
-        if not path.exists() and packed.exists():
-            part = path.with_name(path.name + ".part")
-            part.write_bytes(gzip.decompress(packed.read_bytes()))
-            part.replace(path)
-        return torchvision.datasets.mnist.read_sn3_pascalvincent_tensor(str(path)).numpy()
-    except Exception as error:
-        advice = f"delete {path.parent}, and it is downloaded again"
-        raise DataError(f"{path}: missing or damaged ({error}); {advice}") from error
-
-
-def _read_npz(path: Path) -> Dataset:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in ARRAYS}
-    except Exception as error:  # a damaged archive fails in many ways
-        raise DataError(f"{path}: not a readable .npz with {', '.join(ARRAYS)} ({error})") from error
-    return _checked(path, arrays)
-
-
-def _checked(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
-    tensors = {}
-    for part in ("train", "test"):
-        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        if x.dtype != np.uint8 or x.ndim not in (3, 4):
-            form = f"{x.dtype} with shape {x.shape}"
-            raise DataError(f"{path}: x_{part} is {form}; it must be uint8, N × H × W or N × H × W × C")
-        if x.ndim == 3:
-            x = x[:, None]
-        elif x.shape[-1] in (1, 3):
-            x = x.transpose(0, 3, 1, 2)
-        elif x.shape[1] not in (1, 3):
-            raise DataError(f"{path}: x_{part} has shape {x.shape}; its images must have one or three channels")
-        if x.shape[2] != x.shape[3]:
-            raise DataError(f"{path}: the images of x_{part} are {x.shape[2]} × {x.shape[3]}; they must be square")
-        if y.shape != (len(x),) or y.dtype.kind not in "iu" or len(x) == 0 or y.min() < 0:
-            raise DataError(f"{path}: y_{part} must hold one label of 0, 1, … for each of the {len(x)} images")
-        tensors[f"x_{part}"] = torch.from_numpy(np.ascontiguousarray(x))
-        tensors[f"y_{part}"] = torch.from_numpy(y.astype(np.int64))
-    if tensors["x_train"].shape[1:] != tensors["x_test"].shape[1:]:
-        raise DataError(f"{path}: x_train and x_test hold images of different shapes")
-    if tensors["y_test"].max() > tensors["y_train"].max():
-        raise DataError(f"{path}: y_test holds a label that y_train does not")
-    return Dataset(**tensors, sha256=_sha256(tensors))
+        return x if self.mean is None or self.std is None else x.sub_(self.mean).div_(self.std)
 
 
 def batches(
@@ -298,15 +67,17 @@ def batches(
             yield data.normalise(augment(x[batch], i)), y[batch]
 
 
-def _augmentation(data: Dataset, n: int, generator: torch.Generator, device) -> Callable[[Tensor, int], Tensor]:
-    if data.crop_padding is None:
+def _augmentation(
+    data: Dataset, n: int, generator: torch.Generator, device: torch.device
+) -> Callable[[Tensor, int], Tensor]:
+    if (padding := data.crop_padding) is None:
         return lambda x, i: x
     offsets = torch.randint(0, 9, (2, n), generator=generator).to(device, non_blocking=True)
     flips = torch.rand(n, generator=generator).lt_(0.5).bool().to(device, non_blocking=True)
 
     def augment(x: Tensor, i: int) -> Tensor:
         part = slice(i, i + len(x))
-        return crop_and_flip(x, offsets[:, part], flips[part], data.crop_padding)
+        return crop_and_flip(x, offsets[:, part], flips[part], padding)
 
     return augment
 
@@ -321,83 +92,3 @@ def crop_and_flip(x: Tensor, offsets: Tensor, flips: Tensor, padding: str) -> Te
     rows, cols = ((size - 1) - ((size - 1) - i.abs()).abs() for i in (rows, cols))
     cut = x[image, :, rows[:, :, None], cols[:, None, :]].permute(0, 3, 1, 2)
     return cut if padding == "reflect" else cut * inside[:, None]
-
-
-def partition(labels: Tensor, rule: str, clients: int, seed: int, owner: Tensor | None = None) -> list[Tensor]:
-    """The indices that each client holds: every sample at exactly one client, every client with at least one.
-
-    With the rule `given` each has what it has brought; a client that is not here has nothing.
-    """
-    if rule == "given":
-        return [torch.nonzero(owner.cpu() == n).flatten() for n in range(clients)]
-    labels = labels.cpu()
-    if len(labels) < 2 * clients:
-        most = len(labels) // 2
-        raise ValueError(f"clients: {clients} is not allowed; {len(labels)} training samples are enough for {most}")
-    if rule.startswith("dirichlet("):
-        return dirichlet(labels, clients, float(rule[10:-1]), seed)
-    return {"iid": iid, "pathological": pathological, "shards": shards}[rule](labels, clients, seed)
-
-
-def _classes(labels: Tensor, seed: int) -> list[Tensor]:
-    """The indices of each class, shuffled."""
-    generator = stream(seed, "partition")
-    members = [torch.nonzero(labels == c).flatten() for c in range(int(labels.max()) + 1)]
-    return [i[torch.randperm(len(i), generator=generator)] for i in members]
-
-
-def iid(labels: Tensor, clients: int, seed: int) -> list[Tensor]:
-    """Stratified: each class is shuffled and dealt out one by one."""
-    order = torch.cat(_classes(labels, seed))
-    return [order[n::clients] for n in range(clients)]
-
-
-def pathological(labels: Tensor, clients: int, seed: int) -> list[Tensor]:
-    """Two classes a client: the clients stand in groups, group g shares classes 2g and 2g + 1."""
-    members = _classes(labels, seed)
-    groups = len(members) // 2
-    if len(members) % 2 or clients % groups:
-        raise ValueError(
-            f"clients: {clients} is not allowed; the pathological partition needs an even number of classes "
-            f"(here {len(members)}) and a multiple of half of it"
-        )
-    # Differs from the paper, whose text names McMahan's shards: this is the split of its authors' code, to a sample.
-    sharers = clients // groups
-    parts = []
-    for g in range(groups):
-        pair = [_short_shares(members[c], sharers) for c in (2 * g, 2 * g + 1)]
-        parts += [torch.cat(both) for both in zip(*pair, strict=True)]
-    return parts
-
-
-def _short_shares(indices: Tensor, sharers: int) -> list[Tensor]:
-    """Equal shares less one sample, and the rest to the last."""
-    share = len(indices) // sharers - 1
-    if share < 1:
-        raise ValueError(f"clients: {sharers} of them share a class of {len(indices)} samples; each needs at least one")
-    return list(indices.split([share] * (sharers - 1) + [len(indices) - share * (sharers - 1)]))
-
-
-def shards(labels: Tensor, clients: int, seed: int) -> list[Tensor]:
-    """McMahan's: the samples sorted by label and cut into 2N pieces, two pieces a client."""
-    pieces = torch.cat(_classes(labels, seed)).tensor_split(2 * clients)
-    order = torch.randperm(2 * clients, generator=stream(seed, "shards")).tolist()
-    return [torch.cat([pieces[order[2 * n]], pieces[order[2 * n + 1]]]) for n in range(clients)]
-
-
-def dirichlet(labels: Tensor, clients: int, alpha: float, seed: int) -> list[Tensor]:
-    """Each class is divided in proportions drawn from Dir(α): the smaller α, the fewer classes a client sees."""
-    rng = np.random.default_rng(stream_seed(seed, "dirichlet"))
-    parts: list[list[Tensor]] = [[] for _ in range(clients)]
-    for members in _classes(labels, seed):
-        shares = rng.dirichlet([alpha] * clients)
-        cuts = (shares.cumsum()[:-1] * len(members)).astype(int).tolist()
-        for part, piece in zip(parts, members.tensor_split(cuts), strict=True):
-            part.append(piece)
-    dealt = [torch.cat(part) for part in parts]
-    # A client without data could not train: it is given one sample of the largest client.
-    while min(len(part) for part in dealt) == 0:
-        poor = min(range(clients), key=lambda n: len(dealt[n]))
-        rich = max(range(clients), key=lambda n: len(dealt[n]))
-        dealt[poor], dealt[rich] = dealt[rich][-1:], dealt[rich][:-1]
-    return dealt

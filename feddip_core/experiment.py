@@ -1,370 +1,305 @@
-"""One experiment: every setting that affects a result, validated, hashable, and nothing else.
+"""One experiment: every setting that affects a result, checked, hashable, and nothing else.
 
-The words of this class are the words of tables and parameter cells; the paper's letters stand
-in the comments. `paper` presets are Table II of the paper.
+Settings that every run has are declared here, those of a method in its class. The words of this file are the words of
+tables and parameter cells; the paper's letters stand in the notes.
 """
 
 import dataclasses
 import hashlib
 import importlib
+import inspect
 import json
 import math
-import numbers
-import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-# Raised whenever a change of the code changes the bits of a result, so that no old record
-# passes for a new one.
+from .presets import CLASSES, MODEL_OF, TABLE_II, preset
+from .settings import Setting, choice, flag, matching, real, whole
+
+# Raised whenever a change of the code changes the bits of a result, so that no old record passes for a new one.
 REVISION = 2
 
-CLASSES = {"fashion_mnist": 10, "fashion_mini": 10, "cifar10": 10, "cifar100": 100}
+METHODS: dict[str, type] = {}  # by name; `feddip_core.methods` fills it, and a class of your own joins it when used
 MODELS = ("lenet5", "alexnet", "resnet18")
-HOOK = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"  # a function of your own, as package.module:function
-MODEL_OF = {"fashion_mnist": "lenet5", "fashion_mini": "lenet5", "cifar10": "alexnet", "cifar100": "resnet18"}
-
-# What makes a method itself: a setting fixed here may not be given another value.
-DENSE = dict(sparsity_initial=0.0, sparsity_target=0.0)
-FIXED = {
-    "fedavg": DENSE | dict(lambda_max=0.0, prox_mu=0.0),
-    "fedprox": DENSE | dict(lambda_max=0.0),
-    "feddp": dict(lambda_max=0.0, prox_mu=0.0),
-    "dpf": dict(sparsity_initial=0.0, lambda_max=0.0, prox_mu=0.0),
-    "feddip": dict(prox_mu=0.0),
-    "feddip_prox": {},
-    "prunefl": dict(lambda_max=0.0, prox_mu=0.0),
-    "snip": dict(lambda_max=0.0, prox_mu=0.0),
-    "prunetrain": DENSE | dict(prox_mu=0.0),  # its sparsity is not controlled, but comes from its threshold
-    "feddst": dict(lambda_max=0.0, prox_mu=0.0),
-}
-ONE_SPARSITY = ("snip", "feddst")  # sparse from the first round on: s_0 = s_p
-AUTHORS_VARIANT = ("prunefl", "snip", "prunetrain", "feddst")
-# Section VI-A of the paper; it searches the penalties of PruneTrain and FedProx on a grid of 1e-1 … 1e-5.
-OWN = {
-    "fedprox": dict(prox_mu=0.01),
-    "feddip_prox": dict(prox_mu=0.01),
-    "prunefl": dict(reconfigure_every=20),
-    "prunetrain": dict(reconfigure_every=1, lambda_max=1e-4),  # 1e-2 in the authors' code
-    "feddst": dict(reconfigure_every=20),
-}
-# Where the paper's text and its authors' released code differ.
-RULES = {
-    "paper": dict(initial_mask="erk", regrowth="paper", reconfigure_at="paper", lambda_schedule="paper"),
-    "authors": dict(initial_mask="authors", regrowth="authors", reconfigure_at="authors", lambda_schedule="authors20"),
-}
-# Table II of the paper, one row a data set; s_p stands in its Section VI-B.
-TABLE_II = {
-    "fashion_mnist": dict(
-        learning_rate=0.01, batch_size=64, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3
-    ),
-    "cifar10": dict(
-        learning_rate=0.1, batch_size=128, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3
-    ),
-    "cifar100": dict(
-        learning_rate=0.1, batch_size=128, sparsity_initial=0.05, sparsity_target=0.8, lambda_max=5e-3
-    ),
-}  # fmt: skip
-PAPER = dict(clients=50, clients_per_round=5, rounds=1000, lambda_steps=10, local_epochs=5)
-# Real data, fewer rounds, and for the two large models fewer channels. Steps, not channels, end the plateau on which
-# AlexNet begins, so that only ResNet-18 takes fewer of them in a round.
-LAPTOP = {
-    "fashion_mnist": dict(rounds=80),
-    "cifar10": dict(rounds=160, width=0.125),
-    "cifar100": dict(rounds=40, width=0.125, local_epochs=2),
-}
-SMOKE = dict(
-    clients=10, clients_per_round=3, rounds=16, lambda_steps=4, local_epochs=2, batch_size=32, learning_rate=0.2,
-)  # fmt: skip
-SMOKE_RECONFIGURE_EVERY = {"prunefl": 4, "feddst": 4, "prunetrain": 1}  # of the others: 2
-PRESETS = ("paper", "laptop", "smoke")
+HOOK = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.<>]*"  # something of your own, as package.module:name
 # How a result is computed, not what: another order of the same sums.
 HOW = ("device", "gradient", "threads", "channels_last", "torch_compile", "stacked")
 
-
-def _whole(default, low, note):
-    def parse(value):
-        if isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= low:
-            return int(value)
-
-    return field(default=default, metadata=dict(parse=parse, allowed=f"a whole number of at least {low}", note=note))
-
-
-def _real(default, low, high, note, open_low=False, open_high=False):
-    def parse(value):
-        if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
-            return None
-        above = value > low if open_low else value >= low
-        below = value < high if open_high else value <= high
-        return float(value) if above and below else None
-
-    left = f"{'(' if open_low else '['}{low:g}"
-    right = "∞)" if high == math.inf else f"{high:g}{')' if open_high else ']'}"
-    return field(default=default, metadata=dict(parse=parse, allowed=f"a number in {left}, {right}", note=note))
-
-
-def _flag(default, note):
-    def parse(value):
-        return value if isinstance(value, bool) else None
-
-    return field(default=default, metadata=dict(parse=parse, allowed="True or False", note=note))
-
-
-def _choice(default, options, note):
-    def parse(value):
-        return value if value in tuple(options) else None
-
-    return field(default=default, metadata=dict(parse=parse, allowed="one of " + ", ".join(options), note=note))
-
-
-def _matching(default, pattern, allowed, note):
-    def parse(value):
-        if isinstance(value, os.PathLike):
-            value = str(Path(value).expanduser())
-        return value if isinstance(value, str) and re.fullmatch(pattern, value) else None
-
-    return field(default=default, metadata=dict(parse=parse, allowed=allowed, note=note))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """One federated training run. Defaults are the paper's Table II for the data set and the method.
-
-    A setting left at None takes the value of its data set, method or rules; read back, it is never None. With a data
-    set of your own the defaults are those of Fashion-MNIST. The target s_p is met if R divides T, as in the paper.
-    """
-
-    method: str = _choice("feddip", FIXED, "how the clients' work and the mask are combined")
-    dataset: str = _matching(
+COMMON: dict[str, Setting] = dict(
+    method=matching("feddip", r".+", "a known method, a subclass of Method, or its name as package.module:Class",
+                    "how the clients' work and the mask are combined"),
+    dataset=matching(
         "fashion_mnist", rf"{'|'.join(CLASSES)}|.+\.npz|{HOOK}",
         f"one of {', '.join(CLASSES)}, the path of an .npz file, or a function as package.module:samples",
         "a known data set, your own x_train, y_train, x_test, y_test, or samples(client) -> (x, y)",
-    )  # fmt: skip
-    model: str = _matching(
-        None, rf"{'|'.join(MODELS)}|{HOOK}",
-        f"one of {', '.join(MODELS)}, or a function as package.module:network",
+    ),
+    model=matching(
+        None, rf"{'|'.join(MODELS)}|{HOOK}", f"one of {', '.join(MODELS)}, or a function as package.module:network",
         "a known network, by default the data set's own, or network() -> nn.Module",
-    )  # fmt: skip
-    width: float = _real(1.0, 0, 8, "factor on the network's channels; 1 is the paper's", open_low=True)
-    norm: str = _choice("batch", ("batch", "group"), "of ResNet-18; the paper's is batch norm")
-    batch_norm: str = _choice(
-        "average",
-        ("average", "local", "frozen"),
-        "averaged, each client's own, or as the first round left it",
-    )
-    partition: str = _matching(
+    ),
+    width=real(1.0, 0, 8, "factor on the network's channels; 1 is the paper's", open_low=True),
+    norm=choice("batch", ("batch", "group"), "of ResNet-18; the paper's is batch norm"),
+    batch_norm=choice("average", ("average", "local", "frozen"),
+                      "averaged, each client's own, or as the first round left it"),
+    partition=matching(
         "iid", r"iid|pathological|shards|given|dirichlet\((\d+\.?\d*|\.\d+)(e-?\d+)?\)",
         "one of iid, pathological, shards, dirichlet(alpha) with a positive alpha, such as dirichlet(0.5), or given",
         "how the training data are dealt to the clients; given: samples(client) says what each has",
-    )  # fmt: skip
-    clients: int = _whole(50, 1, "N, all clients")
-    clients_per_round: int = _whole(5, 1, "K, clients drawn in a round")
-    rounds: int = _whole(1000, 1, "T, global rounds")
-    local_epochs: int = _whole(5, 1, "E, passes of a client over its data in a round")
-    batch_size: int = _whole(None, 1, "B, samples in a local step")
-    learning_rate: float = _real(None, 0, math.inf, "η_0, in the first round", open_low=True)
-    learning_rate_decay: float = _real(0.998, 0, 1, "factor on η from one round to the next", open_low=True)
-    momentum: float = _real(0.0, 0, 1, "of the local SGD, started anew in each round", open_high=True)
-    weight_decay: float = _real(5e-4, 0, math.inf, "of the local SGD, on the dense weights")
-    sparsity_initial: float = _real(None, 0, 1, "s_0, fraction of zeros in the first mask", open_high=True)
-    sparsity_target: float = _real(None, 0, 1, "s_p, fraction of zeros at the end", open_high=True)
-    reconfigure_every: int = _whole(None, 1, "R, rounds from one mask to the next")
-    lambda_max: float = _real(None, 0, math.inf, "λ_max, of the group penalty; of PruneTrain, the constant penalty")
-    lambda_steps: int = _whole(10, 1, "Q, steps in which the penalty grows")
-    prox_mu: float = _real(None, 0, math.inf, "μ, of the proximal term")
-    prunetrain_threshold: float = _real(1e-4, 0, math.inf, "largest |w| below which PruneTrain removes a channel")
-    feddst_alpha: float = _real(0.5, 0, 1, "α, share of the weights that FedDST replaces at first")
-    variant: str = _choice("original", ("original", "authors"), "a baseline as published, or as in the authors' code")
-    rules: str = _choice("paper", RULES, "sets the four switches below: the paper's text or its authors' code")
-    initial_mask: str = _choice(None, ("erk", "authors"), "one ERK mask of the server, or each first client's own")
-    regrowth: str = _choice(None, ("paper", "authors", "dense_memory"), "what of a pruned weight the next mask sees")
-    reconfigure_at: str = _choice(None, ("paper", "authors"), "after rounds R, 2R, … or after rounds 1, R+1, …")
-    lambda_schedule: str = _choice(None, ("paper", "authors20"), "Eq. 9, or the 20 steps of the authors' code")
-    normalisation: str = _choice("standard", ("standard", "authors"), "authors: CIFAR-100 divided by 255 twice")
-    seed: int = _whole(0, 0, "of every random stream")
-    device: str = _matching("cpu", r"cpu|cuda(:\d+)?", "one of cpu, cuda, cuda:<number>", "where tensors live")
-    gradient: str = _choice("auto", ("auto", "eager", "native"), "PyTorch's, or the compiled one of LeNet-5")
-    precision: str = _choice("float32", ("float32", "bfloat16"), "of a client's forward pass; weights stay in float32")
-    tf32: bool = _flag(False, "let a GPU round the factors of its products to ten bits")
-    channels_last: bool = _flag(
-        False, "images in memory by pixel, as a GPU's convolutions like them; on a CPU cropped ones always are"
-    )
-    torch_compile: bool = _flag(False, "a client's forward and backward pass through torch.compile")
-    stacked: bool = _flag(False, "the clients of a round as one computation, for small networks on a GPU")
-    threads: int = _whole(1, 1, "CPU threads; small convolutions only lose by more than one")
+    ),
+    clients=whole(50, 1, "N, all clients"),
+    clients_per_round=whole(5, 1, "K, clients drawn per round"),
+    rounds=whole(1000, 1, "T, global rounds"),
+    local_epochs=whole(5, 1, "E, passes of a client over its data per round"),
+    batch_size=whole(None, 1, "B, samples in a local step"),
+    learning_rate=real(None, 0, math.inf, "η_0, in the first round", open_low=True),
+    learning_rate_decay=real(0.998, 0, 1, "factor on η from one round to the next", open_low=True),
+    momentum=real(0.0, 0, 1, "of the local SGD, started anew in each round", open_high=True),
+    weight_decay=real(5e-4, 0, math.inf, "of the local SGD, on the dense weights"),
+    rules=choice("paper", ("paper", "released"), "the paper's text, or the code released in the FedDIP repository"),
+    normalisation=choice("standard", ("standard", "released"), "released: CIFAR-100 divided by 255 twice"),
+    seed=whole(0, 0, "of every random stream"),
+    device=matching("cpu", r"cpu|cuda(:\d+)?", "one of cpu, cuda, cuda:<number>", "where tensors live"),
+    gradient=choice("auto", ("auto", "eager", "native"), "PyTorch's, or the compiled one of LeNet-5"),
+    precision=choice("float32", ("float32", "bfloat16"), "of a client's forward pass; weights stay in float32"),
+    tf32=flag(False, "let a GPU round the factors of its products to ten bits"),
+    channels_last=flag(False, "images in memory by pixel, as a GPU's convolutions like them"),
+    torch_compile=flag(False, "a client's forward and backward pass through torch.compile"),
+    stacked=flag(False, "the clients of a round as one computation, for small networks on a GPU"),
+    threads=whole(1, 1, "CPU threads; small convolutions only lose with more than one"),
+)  # fmt: skip
 
-    def __post_init__(self):
-        self._parse()
-        self._fill_in()
-        self._check_together()
 
-    def _parse(self):
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            if value is None and f.default is None:
-                continue
-            parsed = f.metadata["parse"](value)
-            if parsed is None:
-                raise ValueError(f"{f.name}: {value!r} is not allowed; it must be {f.metadata['allowed']}")
-            self._set(f.name, parsed)
+def is_hook(name: str) -> bool:
+    """Whether this names something of the user's own, package.module:name."""
+    return re.fullmatch(HOOK, name) is not None
 
-    def _fill_in(self):
-        for name, value in self._defaults().items():
-            if getattr(self, name) is None:
-                self._set(name, value)
 
-    def _defaults(self) -> dict:
+def imported(hook: str, setting: str) -> Any:
+    """What a setting names as package.module:name."""
+    module, _, name = hook.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        advice = "write it into a module, such as yours.py, and name it as yours:name"
+        raise ValueError(f"{setting}: {hook!r} is not allowed; it cannot be imported ({error}); {advice}") from error
+
+
+def name_of(method: type) -> str:
+    """A method's name in settings and records: package.module:Class for one of your own."""
+    name = getattr(method, "name", "")
+    if METHODS.get(name) is method:
+        return name
+    own = f"{method.__module__}:{method.__qualname__}"
+    METHODS[own] = method  # so that this process finds it again, also one that stands in a notebook's cell
+    return own
+
+
+def class_of(method: str, rules: str = "paper") -> Any:
+    """The class behind a method's name, under these rules."""
+    cls: Any = METHODS.get(method) or (imported(method, "method") if is_hook(method) else None)
+    if not hasattr(cls, "switches"):
+        known = ", ".join(name for name in METHODS if not is_hook(name))
+        others = "a subclass of feddip_core.Method, or its name as package.module:Class"
+        raise ValueError(f"method: {method!r} is not allowed; it must be one of {known}, {others}")
+    METHODS[method] = cls
+    return cls.released if rules == "released" and cls.released else cls
+
+
+def settings_of(method: str, rules: str = "paper") -> dict[str, Setting]:
+    """All settings of an experiment with this method."""
+    cls = class_of(method, rules)
+    if taken := [k for k in cls.settings if k in COMMON]:
+        raise ValueError(f"{taken[0]}: {method!r} may not have a setting of that name; every experiment has one")
+    switches = {k: choice(None, values, note) for k, (note, values) in cls.switches.items()}
+    return COMMON | cls.settings | switches
+
+
+class Experiment:
+    """One federated training run. Defaults are the paper's Table II for the data set and the method.
+
+    Takes the settings of `COMMON` and those of its method, by name. A setting left at None takes the value of its data
+    set, method or rules; read back, it is never None. With a data set of your own the defaults are those of
+    Fashion-MNIST. T must be a multiple of R to end exactly at the target sparsity, as in the paper.
+    """
+
+    def __init__(self, **given: Any):
+        if isinstance(given.get("method"), type):
+            given["method"] = name_of(given["method"])
+        chosen = {k: COMMON[k].default if given.get(k) is None else given[k] for k in ("method", "rules")}
+        chosen = {k: COMMON[k].checked(k, v) for k, v in chosen.items()}
+        known = settings_of(**chosen)
+        for name in given.keys() - known.keys():
+            own = ", ".join(k for k in known if k not in COMMON) or "none"
+            has = f"{chosen['method']} has no such setting; of its own it has {own}, and like every experiment"
+            raise ValueError(f"{name}: {given[name]!r} is not allowed; {has} {', '.join(COMMON)}")
+        values = chosen | {k: s.checked(k, given[k]) for k, s in known.items() if given.get(k) is not None}
+        self.__dict__.update(values)
+        self.__dict__.update(self._defaults(known) | values)
+        if missing := [k for k in known if getattr(self, k) is None and k != "model"]:
+            raise ValueError(f"{missing[0]}: a value is needed; it must be {known[missing[0]].allowed}")
+        _check_data(self)
+        _check_computation(self)
+        self.method_class.check(self)
+
+    @cached_property
+    def method_class(self) -> Any:
+        """The class of the method, under these rules; it stays, also if a notebook defines another of that name."""
+        return class_of(self.method, self.rules)
+
+    def _defaults(self, known: Mapping[str, Setting]) -> dict[str, Any]:
         """What the data set, the rules and the method give to a setting that is left open."""
-        defaults = {
-            "model": MODEL_OF.get(self.dataset), "prox_mu": 0.0, "reconfigure_every": 5,
-            **TABLE_II.get(self.dataset, TABLE_II["fashion_mnist"]),
-            **RULES[self.rules], **OWN.get(self.method, {}), **self._fixed(),
-        }  # fmt: skip
-        if self.method == "snip" and (self.model or defaults["model"]) == "alexnet":
-            defaults["sparsity_target"] = 0.8  # at 0.9 it diverges, says the paper
-        if self.method == "prunetrain" and self.variant == "authors":
-            defaults["lambda_max"] = 0.01
-        if self.method in ONE_SPARSITY:
-            target = defaults["sparsity_target"] if self.sparsity_target is None else self.sparsity_target
-            defaults["sparsity_initial"] = target
-        return defaults
+        given, cls = self.__dict__, class_of(self.__dict__["method"], self.__dict__.get("rules", "paper"))
+        dataset = given.get("dataset", COMMON["dataset"].default)
+        of_data = {"model": MODEL_OF.get(dataset), **TABLE_II.get(dataset, TABLE_II["fashion_mnist"])}
+        rules = {k: given.get("rules", "paper") for k in cls.switches}
+        rules |= {k: next(iter(values)) for k, (_, values) in cls.switches.items() if rules[k] not in values}
+        plain = {k: s.default for k, s in known.items()}
+        open_ones = {k: v for k, v in of_data.items() if k in plain and plain[k] is None}
+        model = given.get("model") or of_data["model"]
+        return plain | open_ones | rules | cls.defaults(model=model, dataset=dataset)
 
-    def _fixed(self) -> dict:
-        controlled = self.method == "prunetrain" and self.variant == "authors"
-        return {k: v for k, v in FIXED[self.method].items() if not (controlled and k in DENSE)}
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self.__dict__.get('method')} has no setting {name!r}")
 
-    def _check_together(self):
-        def refuse(name, allowed):
-            raise ValueError(f"{name}: {getattr(self, name)!r} is not allowed; {allowed}")
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise dataclasses.FrozenInstanceError(f"{name}: an experiment cannot be changed; use replace({name}=…)")
 
-        for name, value in self._fixed().items():
-            if getattr(self, name) != value:
-                refuse(name, f"the method {self.method} has it at {value:g}")
-        if self.method in ONE_SPARSITY and self.sparsity_initial != self.sparsity_target:
-            refuse("sparsity_initial", f"the method {self.method} has it at sparsity_target, {self.sparsity_target}")
-        if self.variant == "authors" and self.method not in AUTHORS_VARIANT:
-            refuse("variant", f"only {', '.join(AUTHORS_VARIANT)} have this variant; {self.method} follows `rules`")
-        if self.regrowth == "dense_memory" and self.method in AUTHORS_VARIANT:
-            refuse("regrowth", f"{self.method} masks every step, so that nothing pruned is left to remember")
-        if self.model is None:
-            refuse("model", f"a data set of your own ({self.dataset}) needs one of {', '.join(MODELS)}, or your own")
-        if is_hook(self.dataset) and not is_hook(self.model):
-            refuse("model", f"{self.dataset} needs a network of your own, as package.module:network")
-        if self.dataset.endswith(".npz") and not Path(self.dataset).is_file():
-            refuse("dataset", "there is no such file")
-        if is_hook(self.dataset) != (self.partition == "given"):
-            needs = "'given' goes with a function of your own as dataset, samples(client), and with nothing else"
-            refuse("partition", needs)
-        if self.clients_per_round > self.clients:
-            refuse("clients_per_round", f"it must be at most clients, {self.clients}")
-        if self.sparsity_initial > self.sparsity_target:
-            refuse("sparsity_initial", f"it must be at most sparsity_target, {self.sparsity_target}")
-        if self.partition.startswith("dirichlet") and not 0 < self.dirichlet_alpha <= 1e6:
-            refuse("partition", "alpha must be a number in (0, 1e+06]")
-        if self.norm != "batch" and self.model != "resnet18":
-            refuse("norm", f"{self.model} has no norms")
-        if is_hook(self.model) and self.width != 1:
-            refuse("width", f"{self.model} has the width that it has, 1")
-        if self.batch_norm != "average" and self.model in MODELS and (self.model, self.norm) != ("resnet18", "batch"):
-            refuse("batch_norm", "only resnet18 has batch norms, and only with norm='batch'")
-        if self.stacked and (self.model, self.norm) not in (("lenet5", "batch"), ("resnet18", "group")):
-            refuse(
-                "stacked", "it needs a network without dropout and batch norms: lenet5, or resnet18 with norm='group'"
-            )
-        if self.gradient == "native" and (self.stacked or self.torch_compile or self.precision != "float32"):
-            refuse("gradient", "stacked, torch_compile and bfloat16 are PyTorch's")
-        groups = CLASSES.get(self.dataset, 0) // 2
-        if self.partition == "pathological" and groups and self.clients % groups:
-            refuse("clients", f"the pathological partition of {self.dataset} needs a multiple of {groups}")
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Experiment) and self.to_dict() == other.to_dict()
 
-    def _set(self, name, value):
-        object.__setattr__(self, name, value)
+    def __hash__(self) -> int:
+        return hash(self.run_id)
+
+    def __repr__(self) -> str:
+        return f"Experiment({', '.join(f'{k}={v!r}' for k, v in self.changed().items())})"
 
     @property
-    def dirichlet_alpha(self) -> float:
-        return float(self.partition.removeprefix("dirichlet(").removesuffix(")"))
+    def settings(self) -> dict[str, Setting]:
+        return settings_of(self.method, self.rules)
+
+    @cached_property
+    def source_sha256(self) -> str | None:
+        """Of a method of your own, a hash of its code; None for ours, whose code the commit names."""
+        return source_hash(self.method_class) if is_hook(self.method) else None
 
     @cached_property
     def run_id(self) -> str:
         """A short hash of all that affects the result; of a data file the content counts, not the path."""
-        idle = {"rules"}  # no more than a name for the four switches, which are there
-        if self.method in ("fedavg", "fedprox"):  # without a mask and a penalty these change nothing
-            idle |= {"reconfigure_every", "lambda_steps", *RULES["paper"]}
-        # A setting at its class's default is left out: so a new one leaves the ids of old records as they are.
-        settings = {k: v for k, v in self.changed().items() if k not in idle}
-        settings["revision"] = REVISION
+        cls = self.method_class
+        # A setting at its plain default is left out: so a new one leaves the ids of old records as they are.
+        settings = self.changed()
+        idle = {k for k, (_, values) in cls.switches.items() if settings[k] == next(iter(values))}
+        idle |= {"rules"} if cls.released is None else set()  # the switches, if any, say all that it says
+        settings = {k: v for k, v in settings.items() if k not in idle}
+        settings |= {"revision": REVISION, "method": self.method, "source": self.source_sha256}
         if self.dataset.endswith(".npz"):
             settings["dataset"] = hashlib.sha256(Path(self.dataset).read_bytes()).hexdigest()
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
-    def to_dict(self) -> dict:
-        return dataclasses.asdict(self)
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting with its value."""
+        return {k: self.__dict__[k] for k in self.settings}
 
-    def changed(self) -> dict:
-        """What is not at the class's own default: enough to make the same experiment again."""
-        return {f.name: value for f in dataclasses.fields(self) if (value := getattr(self, f.name)) != f.default}
+    def changed(self) -> dict[str, Any]:
+        """What is not at a setting's own default: enough to make the same experiment again."""
+        return {k: self.__dict__[k] for k, s in self.settings.items() if self.__dict__[k] != s.default}
 
-    def replace(self, **changes) -> "Experiment":
+    def replace(self, **changes: Any) -> "Experiment":
         """The same experiment with some settings changed.
 
         What is at a default stays at one: a new method, data set or rules bring their own, and what was set by hand
-        is kept, unless the new method fixes it.
+        is kept, unless the new method does not read it.
         """
-        open_again = {k: None for k, v in self._defaults().items() if getattr(self, k) == v}
-        method = changes.get("method", self.method)
-        if method != self.method:
-            open_again |= dict.fromkeys(FIXED.get(method, ()))
-            if method in ONE_SPARSITY:
-                open_again["sparsity_initial"] = None
-            if method not in AUTHORS_VARIANT:
-                open_again["variant"] = "original"
-            elif self.regrowth == "dense_memory":
-                open_again["regrowth"] = None
-        return dataclasses.replace(self, **(open_again | changes))
+        if isinstance(changes.get("method"), type):
+            changes["method"] = name_of(changes["method"])
+        defaults = self._defaults(self.settings)
+        by_hand = {k: v for k, v in self.to_dict().items() if v != defaults[k]} | {"method": self.method}
+        method, rules = (changes.get(k) or getattr(self, k) for k in ("method", "rules"))
+        known = settings_of(method, rules)
+        return Experiment(**({k: v for k, v in by_hand.items() if k in known} | changes))
 
     def on_any_machine(self) -> "Experiment":
         """The same experiment with HOW at its defaults: what two records of one result have in common."""
-        return self.replace(**{f.name: f.default for f in dataclasses.fields(self) if f.name in HOW})
+        return self.replace(**{k: COMMON[k].default for k in HOW})
 
-    def differences_from_paper(self) -> dict:
+    def differences_from_paper(self) -> dict[str, Any]:
         """Each setting that is not the paper's, with the paper's value; empty for a run at the paper's scale."""
         if self.dataset not in TABLE_II:
             return {"dataset": list(TABLE_II)}
         paper = Experiment.preset("paper", dataset=self.dataset, method=self.method)
         # The paper names no seed, and uses two partitions.
-        free = {"seed", "partition", "rules", *HOW}
-        return {k: v for k, v in paper.to_dict().items() if k not in free and getattr(self, k) != v}
+        free = {"seed", "partition", *HOW} | (set() if self.method_class.released else {"rules"})
+        return {k: v for k, v in paper.to_dict().items() if k not in free and self.__dict__.get(k, v) != v}
 
     @classmethod
-    def preset(cls, name: str, dataset: str | None = None, method: str = "feddip", **overrides) -> "Experiment":
+    def preset(
+        cls, name: str, dataset: str | None = None, method: str | type = "feddip", **overrides: Any
+    ) -> "Experiment":
         """`paper`: Table II to the letter. `laptop`: real data in minutes. `smoke`: embedded data in seconds."""
-        if name not in PRESETS:
-            raise ValueError(f"preset: {name!r} is not allowed; it must be one of {', '.join(PRESETS)}")
-        if method not in FIXED:
-            raise ValueError(f"method: {method!r} is not allowed; it must be one of {', '.join(FIXED)}")
-        dataset = dataset or ("fashion_mini" if name == "smoke" else "fashion_mnist")
-        if name != "smoke" and dataset not in TABLE_II:
-            raise ValueError(f"dataset: {dataset!r} is not allowed; the {name} preset has {', '.join(TABLE_II)}")
-        settings = {"paper": {}, "laptop": LAPTOP.get(dataset), "smoke": SMOKE}[name]
+        settings = preset(name, dataset)
+        method = name_of(method) if isinstance(method, type) else method
+        known = settings_of(method, overrides.get("rules") or "paper")
         if name == "smoke":
-            settings = settings | dict(reconfigure_every=SMOKE_RECONFIGURE_EVERY.get(method, 2))
-        return cls(method=method, dataset=dataset, **(PAPER | settings | overrides))
+            settings |= class_of(method).smoke
+        return cls(method=method, **({k: v for k, v in settings.items() if k in known} | overrides))
 
 
-def is_hook(name: str) -> bool:
-    """Whether this names a function of the user's own, package.module:function."""
-    return re.fullmatch(HOOK, name) is not None
+def source_hash(cls: type) -> str:
+    """Of the code of a class, but for that of this package: functions by their text, everything else by its repr."""
+
+    def text(name: str, value: Any) -> str:
+        function = getattr(value, "__func__", value)
+        if inspect.isfunction(function):
+            try:
+                return inspect.getsource(function)
+            except OSError as error:
+                where = f"the source of {name} cannot be read; write the class into a cell or a module"
+                raise ValueError(f"method: {name_of(cls)!r} is not allowed; {where}") from error
+        shown = repr([(k, s.default, s.allowed) for k, s in value.items()] if name == "settings" else value)
+        return re.sub(" at 0x[0-9a-f]+", "", shown)  # another process has it elsewhere in memory
+
+    own = [c for c in cls.__mro__ if not c.__module__.startswith("feddip_core.") and c is not object]
+    parts = [(k, v) for c in own for k, v in sorted(vars(c).items()) if inspect.isfunction(v) or not k.startswith("__")]
+    return hashlib.sha256("\n".join(f"{k}: {text(k, v)}" for k, v in parts).encode()).hexdigest()
 
 
-def function_of(hook: str, setting: str) -> Callable:
-    """The function that a setting names."""
-    module, _, name = hook.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{setting}: {hook!r} is not allowed; it cannot be imported ({error})") from error
-    if not callable(function):
-        raise ValueError(f"{setting}: {hook!r} is not allowed; it is not a function")
-    return function
+def _refuse(exp: Experiment, name: str, allowed: str) -> None:
+    raise ValueError(f"{name}: {getattr(exp, name)!r} is not allowed; {allowed}")
+
+
+def _check_data(exp: Experiment) -> None:
+    """Data, network and clients fit together."""
+    if exp.model is None:
+        _refuse(exp, "model", f"a data set of your own ({exp.dataset}) needs one of {', '.join(MODELS)}, or your own")
+    if is_hook(exp.dataset) and not is_hook(exp.model):
+        _refuse(exp, "model", f"{exp.dataset} needs a network of your own, as package.module:network")
+    if exp.dataset.endswith(".npz") and not Path(exp.dataset).is_file():
+        _refuse(exp, "dataset", "there is no such file")
+    if is_hook(exp.dataset) != (exp.partition == "given"):
+        needs = "'given' goes with a function of your own as dataset, samples(client), and with nothing else"
+        _refuse(exp, "partition", needs)
+    if exp.clients_per_round > exp.clients:
+        _refuse(exp, "clients_per_round", f"it must be at most clients, {exp.clients}")
+    if exp.partition.startswith("dirichlet") and not 0 < float(exp.partition[10:-1]) <= 1e6:
+        _refuse(exp, "partition", "alpha must be a number in (0, 1e+06]")
+    groups = CLASSES.get(exp.dataset, 0) // 2
+    if exp.partition == "pathological" and groups and exp.clients % groups:
+        _refuse(exp, "clients", f"the pathological partition of {exp.dataset} needs a multiple of {groups}")
+
+
+def _check_computation(exp: Experiment) -> None:
+    """The network can be built and trained as the settings say."""
+    if exp.norm != "batch" and exp.model != "resnet18":
+        _refuse(exp, "norm", f"{exp.model} has no norms")
+    if is_hook(exp.model) and exp.width != 1:
+        _refuse(exp, "width", f"{exp.model} has the width that it has, 1")
+    if exp.batch_norm != "average" and exp.model in MODELS and (exp.model, exp.norm) != ("resnet18", "batch"):
+        _refuse(exp, "batch_norm", "only resnet18 has batch norms, and only with norm='batch'")
+    if exp.stacked and (exp.model, exp.norm) not in (("lenet5", "batch"), ("resnet18", "group")):
+        needs = "it needs a network without dropout and batch norms: lenet5, or resnet18 with norm='group'"
+        _refuse(exp, "stacked", needs)
+    if exp.gradient == "native" and (exp.stacked or exp.torch_compile or exp.precision != "float32"):
+        _refuse(exp, "gradient", "stacked, torch_compile and bfloat16 are PyTorch's")

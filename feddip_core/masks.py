@@ -4,7 +4,6 @@ A mask is a dict of boolean tensors, one for each prunable layer, True where a w
 Weights are a dict of tensors that holds at least those layers. Sparsity is the fraction of zeros.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from math import prod
 
@@ -42,7 +41,7 @@ def random_mask(
     m = {}
     for k, shape in shapes.items():
         size = prod(shape)
-        keep = int((1 - sparsities[k]) * size)
+        keep = int((1 - sparsities[k]) * size + 1e-6)  # (1 − 0.9) · 10 is 0.9999999999999998
         m[k] = torch.zeros(size, dtype=torch.bool)
         m[k][torch.randperm(size, generator=generator)[:keep]] = True
         m[k] = m[k].view(*shape)
@@ -57,66 +56,14 @@ def magnitude_mask(w: Weights, sparsity: float, within: Mask | None = None) -> M
     """
     if not 0 <= sparsity <= 1:
         raise ValueError(f"sparsity: {sparsity!r} is not allowed; it must be a number in [0, 1]")
-    magnitude = _flat(w).abs()
+    magnitude = flat(w).abs()
     keep = len(magnitude) - round(sparsity * len(magnitude))
     if within is not None:
-        magnitude, keep = magnitude.masked_fill(~_flat({k: within[k] for k in w}), -1), min(keep, kept(within))
-    return _unflat(_largest(magnitude, keep), w)
+        magnitude, keep = magnitude.masked_fill(~flat({k: within[k] for k in w}), -1), min(keep, kept(within))
+    return unflat(largest(magnitude, keep), w)
 
 
-def layer_mask(w: Weights, keep: Mapping[str, int], votes: Weights | None = None) -> Mask:
-    """Keep the `keep[l]` largest |w| of each layer l; among equals those with fewer votes go, then the first."""
-    return {k: _largest(v.abs(), keep[k], None if votes is None else votes[k]) for k, v in w.items()}
-
-
-def drop_and_regrow(w: Weights, g: Weights, m: Mask, fraction: float) -> tuple[Mask, Mask]:
-    """FedDST: drop ⌈a · active⌉ smallest |w| of each layer, and bring back as many where |g| is largest.
-
-    Returns what stays, and what stays or is new. A weight may be dropped and be new at once: it starts from zero.
-    """
-    stays, new = {}, {}
-    for k, v in w.items():
-        active = int(m[k].sum())
-        dropped = math.ceil(fraction * active)
-        # What is not active cannot be among the largest, nor what stays active among the regrown.
-        stays[k] = _largest(v.abs().masked_fill(~m[k], -1), active - dropped)
-        new[k] = stays[k] | _largest(g[k].abs().masked_fill(stays[k], -1), dropped)
-    return stays, new
-
-
-def prunefl_mask(w: Weights, value: Weights, m: Mask, keep: int, drop: float) -> Mask:
-    """PruneFL: each layer keeps the largest (1 − d) of its active |w|; the rest of `keep` goes to the largest value."""
-    safe = {}
-    for k, v in w.items():
-        active = int(m[k].sum())
-        safe[k] = _largest(v.abs().masked_fill(~m[k], -1), active - int(drop * active))
-    # `keep` has the last word: a keep-set that is too large loses its smallest weights, whatever their layer.
-    safe_flat = _flat(safe)
-    order = torch.where(safe_flat, torch.inf, _flat(value))
-    if int(safe_flat.sum()) > keep:
-        order = torch.where(safe_flat, _flat(w).abs(), -torch.inf)
-    return _unflat(_largest(order, keep), w)
-
-
-def channel_mask(w: Weights, m: Mask, threshold: float, streams: Sequence[Sequence[str]] = ()) -> Mask:
-    """PruneTrain: a channel whose largest |w| is below the threshold goes, but no output of the last layer and no
-    input of the first. Layers that write into one residual stream lose an output channel together or not at all.
-    """
-    first, last = next(iter(m)), next(reversed(m))
-    rows = {k: v.flatten(1).abs().amax(1) >= threshold for k, v in w.items() if v.ndim > 1}
-    for stream in streams:
-        rows |= dict.fromkeys(stream, torch.stack([rows[k] for k in stream]).any(0))
-    new = {}
-    for k, keep in m.items():
-        new[k] = keep.clone()
-        if k != last:
-            new[k][~rows[k]] = False
-        if k != first:
-            new[k][:, w[k].transpose(0, 1).flatten(1).abs().amax(1) < threshold] = False
-    return new
-
-
-def _largest(score: Tensor, count: int, votes: Tensor | None = None) -> Tensor:
+def largest(score: Tensor, count: int, votes: Tensor | None = None) -> Tensor:
     """True at the `count` largest scores; among equals those with fewer votes lose, then the first."""
     if not 0 <= count <= score.numel():
         raise ValueError(f"count: {count} is not allowed; there are {score.numel()} weights")
@@ -129,11 +76,13 @@ def _largest(score: Tensor, count: int, votes: Tensor | None = None) -> Tensor:
     return mask.view(score.shape)
 
 
-def _flat(layers: Weights) -> Tensor:
+def flat(layers: Weights) -> Tensor:
+    """The layers as one vector."""
     return torch.cat([v.detach().flatten() for v in layers.values()])
 
 
-def _unflat(flat: Tensor, like: Weights) -> dict[str, Tensor]:
+def unflat(flat: Tensor, like: Weights) -> dict[str, Tensor]:
+    """The vector as layers of these shapes."""
     parts = flat.split([v.numel() for v in like.values()])
     return {k: part.view(v.shape) for (k, v), part in zip(like.items(), parts, strict=True)}
 

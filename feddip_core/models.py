@@ -1,19 +1,13 @@
-"""The paper's three networks (Section VI), written plainly, and their parameters as one flat vector.
+"""The paper's three networks (Section VI), written plainly.
 
-`width` scales every hidden width; 1 is the paper's. Convolutions and linear layers are prunable,
-but neither biases nor batch norms nor the 1×1 shortcuts of ResNet-18. A network of your own comes from a function.
+`width` scales every hidden width; 1 is the paper's. Convolutions and linear layers are prunable; biases and batch norms
+are not, nor are layers that the network's class names in `exempt`. A network of your own comes from a function.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-from .experiment import function_of, is_hook
+from torch import nn
 
 
 class LeNet5(nn.Module):
@@ -94,6 +88,8 @@ class ResNet18(nn.Module):
         self.layer3 = nn.Sequential(BasicBlock(c2, c3, 2, norm), BasicBlock(c3, c3, 1, norm))
         self.layer4 = nn.Sequential(BasicBlock(c3, c4, 2, norm), BasicBlock(c4, c4, 1, norm))
         self.linear = nn.Linear(c4, num_classes)
+        # The 1×1 shortcuts are few weights, and the only way around their blocks: the paper never prunes them.
+        self.exempt = tuple(k for k, v in self.named_modules() if "shortcut" in k and isinstance(v, nn.Conv2d))
 
     def forward(self, x):
         x = F.relu(self.bn1(self.conv1(x)))
@@ -108,106 +104,23 @@ def scaled(width: float, *channels: int) -> list[int]:
     return [max(1, round(width * c)) for c in channels]
 
 
-def build(name: str, num_classes: int, width: float = 1.0, norm: str = "batch", **image) -> nn.Module:
+def build(name: str, num_classes: int, width: float = 1.0, norm: str = "batch", **image: int) -> nn.Module:
     """A network with PyTorch's default initialisation; `channels` and `size` of the image default to the paper's."""
-    if is_hook(name):
-        return _own(name)
-    if name not in MODELS:
-        raise ValueError(f"model: {name!r} is not allowed; it must be one of {', '.join(MODELS)}")
     if image.get("size", 28) < 16:
         raise ValueError(f"size: {image['size']!r} is not allowed; the networks need images of at least 16 × 16")
     return MODELS[name](num_classes, width, **image, **({"norm": norm} if name == "resnet18" else {}))
 
 
-def _own(hook: str) -> nn.Module:
-    net = function_of(hook, "model")()
-    if not isinstance(net, nn.Module) or not prunable(net):
-        raise ValueError(f"model: {hook!r} is not allowed; it must give an nn.Module with a Conv2d or a Linear layer")
-    names = dict(net.named_parameters())
-    if missing := [k for k in prunable(net) if k not in names]:
-        needs = "a layer must stand in a module, and two layers may not share their weights"
-        raise ValueError(f"model: {hook!r} is not allowed; {missing[0]!r} has no name of its own: {needs}")
-    if still := [k for k, v in names.items() if not v.requires_grad]:
-        raise ValueError(f"model: {hook!r} is not allowed; {still[0]!r} is frozen, and here every parameter is trained")
-    return net
-
-
 def prunable(net: nn.Module) -> list[str]:
-    """Names of the weights that a mask may remove, in the network's order."""
-    layers = [(k, v) for k, v in net.named_modules() if isinstance(v, nn.Conv2d | nn.Linear)]
-    return [f"{k}.weight" for k, _ in layers if "shortcut" not in k]
+    """Names of the weights that a mask may remove, in the network's order.
 
-
-@dataclass(frozen=True)
-class Layout:
-    """Where each parameter stands in the one flat vector that clients train and the server averages."""
-
-    shapes: Mapping[str, torch.Size]
-    prunable: tuple[str, ...]
-
-    @classmethod
-    def of(cls, net: nn.Module) -> "Layout":
-        return cls({k: v.shape for k, v in net.named_parameters()}, tuple(prunable(net)))
-
-    @classmethod
-    def of_statistics(cls, net: nn.Module) -> "Layout":
-        """The batch-norm statistics. Their step counters have no effect at a fixed momentum and are left out."""
-        return cls({k: v.shape for k, v in net.named_buffers() if v.is_floating_point()}, ())
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        return [shape.numel() for shape in self.shapes.values()]
-
-    @cached_property
-    def size(self) -> int:
-        return sum(self.sizes)
-
-    @cached_property
-    def layers(self) -> list[slice]:
-        """The stretch of the flat vector that each prunable layer takes."""
-        starts = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
-        spans = zip(self.shapes, starts, self.sizes, strict=True)
-        return [slice(a, a + n) for k, a, n in spans if k in self.prunable]
-
-    @cached_property
-    def prunable_shapes(self) -> dict[str, torch.Size]:
-        return {k: self.shapes[k] for k in self.prunable}
-
-    def span(self, name: str) -> range:
-        """Where a parameter stands in the flat vector."""
-        i = list(self.shapes).index(name)
-        start = sum(self.sizes[:i])
-        return range(start, start + self.sizes[i])
-
-    def flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The tensors as one new vector."""
-        return torch.cat([tensors[k].detach().flatten() for k in self.shapes]) if self.shapes else torch.empty(0)
-
-    def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The vector as named tensors that share its memory."""
-        parts = zip(self.shapes.items(), flat.split(self.sizes), strict=True) if self.shapes else ()
-        return {k: part.view(shape) for (k, shape), part in parts}
-
-    def weights(self, flat: Tensor) -> dict[str, Tensor]:
-        """The prunable tensors alone, as views."""
-        views = self.views(flat)
-        return {k: views[k] for k in self.prunable}
-
-    def flat_mask(self, m: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """The mask as a vector of zeros and ones that also covers, with ones, what is never pruned."""
-        flat = torch.ones_like(like)
-        for k, view in self.weights(flat).items():
-            view.copy_(m[k])
-        return flat
-
-
-def residual_streams(layout: Layout) -> list[list[str]]:
-    """Of ResNet-18, the prunable layers that write into the same sum, stage by stage; of a plain network, none."""
-    if "layer1.0.conv2.weight" not in layout.shapes:
-        return []
-    stages = [[f"layer{i}.0.conv2.weight", f"layer{i}.1.conv2.weight"] for i in (1, 2, 3, 4)]
-    # The 1×1 shortcuts write too, but are neither penalised nor pruned: with a say in it, no channel would ever go.
-    return [["conv1.weight", *stages[0]], *stages[1:]]
+    Those of every convolution and linear layer, but for the layers that the network itself lists in `exempt`.
+    """
+    exempt = getattr(net, "exempt", ())
+    layers = [k for k, v in net.named_modules() if isinstance(v, nn.Conv2d | nn.Linear)]
+    if unknown := set(exempt) - set(layers):
+        raise ValueError(f"exempt: {sorted(unknown)[0]!r} is not allowed; the network's layers are {', '.join(layers)}")
+    return [f"{k}.weight" for k in layers if k not in exempt]
 
 
 def norm_names(net: nn.Module) -> list[str]:
@@ -217,40 +130,3 @@ def norm_names(net: nn.Module) -> list[str]:
 
 def batch_norms(net: nn.Module) -> dict[str, nn.Module]:
     return {k: module for k, module in net.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
-
-
-def flops(net: nn.Module, image: Mapping[str, int]) -> int:
-    """Of one sample's forward pass: two for each use of a weight of a convolution or a linear layer, biases aside."""
-    sizes = {k: v.numel() for k, v in net.named_parameters()}
-    x = torch.zeros(1, image["channels"], image["size"], image["size"], device=next(net.parameters()).device)
-    return 2 * sum(count * sizes[k] for k, count in _positions(net, x).items())
-
-
-def classes(net: nn.Module, x: Tensor) -> int:
-    """How many classes the network tells apart."""
-    with torch.no_grad():
-        logits = net.eval()(x)
-    if logits.ndim != 2 or len(logits) != len(x):
-        raise ValueError(f"model: {len(x)} samples give {tuple(logits.shape)}; it must be a row of logits for each")
-    return logits.shape[1]
-
-
-def uses(net: nn.Module, x: Tensor) -> dict[str, int]:
-    """How often one sample's forward pass uses each prunable weight: the positions of its layer's output."""
-    counts = _positions(net, x)
-    return {k: counts.get(k, 0) for k in prunable(net)}
-
-
-def _positions(net: nn.Module, x: Tensor) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    names = {module: f"{k}.weight" for k, module in net.named_modules()}
-
-    def count(module, _, output):
-        counts[names[module]] = output[0].numel() // len(module.weight)
-
-    hooks = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    with torch.no_grad():
-        net.eval()(x)
-    for hook in hooks:
-        hook.remove()
-    return counts

@@ -3,13 +3,13 @@ import os
 # Progress bars of a notebook are output too, and would differ from run to run.
 os.environ.setdefault("TQDM_DISABLE", "1")
 
-import importlib
 from pathlib import Path
 
 import pytest
 import torch
 
-from feddip_core import Experiment
+from feddip_core import METHODS, Experiment
+from feddip_core.engine import sources
 
 torch.set_num_threads(1)  # as `run` does: small convolutions only lose by more
 
@@ -26,13 +26,27 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
+def mini():
+    """The embedded data; nothing changes them."""
+    return sources.load("fashion_mini")
+
+
+@pytest.fixture(autouse=True)
+def no_methods_of_other_tests():
+    """A class that a test defines and uses is a known method; the next test does not know it."""
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+@pytest.fixture(scope="session")
 def site(tmp_path_factory):
     """The first page of the gallery, built once for all tests."""
-    root = Path(__file__).parent.parent
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(root / ".ci")
-        gallery = importlib.import_module("gallery")
-    return gallery.build(sorted((root / "notebooks").glob("*.ipynb")), tmp_path_factory.mktemp("site") / "site")
+    from feddip_core.lab import gallery  # its libraries are not needed by other tests
+
+    notebooks = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+    return gallery.build(notebooks, tmp_path_factory.mktemp("site") / "site")
 
 
 @pytest.fixture

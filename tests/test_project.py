@@ -1,20 +1,27 @@
-"""What a fresh machine installs: one lock, and everything else in step with it."""
+"""What a fresh machine installs: bounds, one set of tested versions, and a wheel with everything in it."""
 
-import importlib
+import ast
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
+import feddip_core
 from feddip_core import load_runs
-from feddip_core.plots import NAMES
+from feddip_core.study.figures import label
+from feddip_core.study.readme import renewed
 
 ROOT = Path(__file__).parent.parent
+DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def normal(name):
@@ -23,7 +30,7 @@ def normal(name):
 
 @pytest.fixture(scope="module")
 def lock():
-    lines = (ROOT / ".ci/lock.txt").read_text().split()
+    lines = (ROOT / "constraints.txt").read_text().split()
     return {normal(name): pin for name, pin in (line.split("==") for line in lines)}
 
 
@@ -32,33 +39,127 @@ def project():
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def direct(project):
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    return {normal(name) for group in groups for name in group}
+def declared(project, *extras):
+    """The requirements of the core and of these extras; of all of them if none is named."""
+    optional = project["optional-dependencies"]
+    groups = [project["dependencies"], *(optional[extra] for extra in extras or optional)]
+    return [Requirement(line) for group in groups for line in group]
 
 
-def test_every_dependency_is_pinned_in_the_lock_alone(project, lock):
-    assert direct(project) <= set(lock)
-    assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in direct(project)), "a version outside the lock"
+def names(requirements):
+    return {normal(requirement.name) for requirement in requirements}
+
+
+def imports(tree):
+    """Every absolute import below this node, by its first name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.split(".")[0]
+
+
+def third_party(modules):
+    """The distributions that these modules come from: yaml is from pyyaml. An unknown module is its own."""
+    ours = {"feddip_core", *(path.stem for folder in ("tests", ".ci") for path in (ROOT / folder).rglob("*.py"))}
+    found = packages_distributions()
+    modules = set(modules) - ours - sys.stdlib_module_names
+    return {module: {normal(name) for name in found.get(module, [module])} for module in modules}
+
+
+def sources(folder):
+    return [path for path in sorted((ROOT / folder).rglob("*.py")) if "__pycache__" not in path.parts]
+
+
+def test_every_dependency_has_a_lower_bound_that_its_pin_satisfies(project, lock):
+    for requirement in declared(project):
+        assert [clause.operator for clause in requirement.specifier] == [">="], requirement
+        assert lock[normal(requirement.name)] in requirement.specifier, requirement
     assert not any("+" in pin for pin in lock.values()), "a local build's version cannot be installed elsewhere"
 
 
+def test_a_dependency_of_two_groups_has_one_bound(project):
+    bounds = {(normal(requirement.name), str(requirement.specifier)) for requirement in declared(project)}
+    assert len(bounds) == len(names(declared(project)))
+
+
 def test_what_is_installed_is_what_is_locked(project, lock):
-    for name in direct(project):
+    for name in names(declared(project)):
         assert version(name).split("+")[0] == lock[name], name
 
 
-def test_conda_users_get_the_same(project, lock):
+def test_conda_users_get_the_same(project):
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     python, _, pip = environment["dependencies"]
+    extras = ",".join(project["optional-dependencies"])
     assert python == "python=" + project["requires-python"].removeprefix(">=")
-    assert pip["pip"] == ["-c .ci/lock.txt", f"-e .[{','.join(project['optional-dependencies'])}]"]
-    assert f"-c .ci/lock.txt -e '.[{','.join(project['optional-dependencies'])}]'" in (ROOT / "Makefile").read_text()
+    assert pip["pip"] == ["-c constraints.txt", f"-e .[{extras}]"]
+    assert f"-c constraints.txt -e '.[{extras}]'" in (ROOT / "Makefile").read_text()
+
+
+def test_one_version_everywhere(project):
+    assert feddip_core.__version__ == version("feddip-core") == project["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == project["version"]
+    newest = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest[1] == project["version"]
+
+
+def test_what_the_package_imports_is_declared(project):
+    allowed = names(declared(project, "notebooks", "flower"))  # a user need not install the tests' tools
+    for path in sources("feddip_core"):
+        for module, origins in third_party(imports(ast.parse(path.read_text()))).items():
+            assert origins & allowed, f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_what_tests_and_notebooks_import_is_declared(project):
+    allowed = names(declared(project))
+    found = {path.name: path.read_text() for folder in ("tests", ".ci") for path in sources(folder)}
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text())["cells"]
+        lines = "".join("".join(cell["source"]) + "\n" for cell in cells if cell["cell_type"] == "code").splitlines()
+        found[path.name] = "\n".join(line for line in lines if not line.startswith(("%", "!")))
+    for name, source in found.items():
+        for module, origins in third_party(imports(ast.parse(source))).items():
+            assert origins & allowed, f"{name} imports {module}"
+
+
+def test_the_core_alone_can_be_imported_without_an_extra(project):
+    code = (
+        "import sys, feddip_core\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'feddip_core'), sep='\\n')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    core = {normal(Requirement(line).name) for line in project["dependencies"]}
+    for path in map(Path, result.stdout.splitlines()):
+        # Imports inside a function happen only when it is called.
+        outside = [node for node in ast.parse(path.read_text()).body if not isinstance(node, DEFINITIONS)]
+        for module, origins in third_party(imports(ast.Module(outside, []))).items():
+            assert origins & core, f"{path.name} imports {module}"
+
+
+def test_a_wheel_has_every_file_of_the_package(tmp_path):
+    """Built from a copy, by the setuptools that is installed: without a network, without traces in this folder."""
+    copy, caches = tmp_path / "project", shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "feddip_core", copy / "feddip_core", ignore=caches)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=copy, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = set(ZipFile(wheel).namelist())
+    wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "feddip_core").rglob("*") if path.is_file()}
+    assert {name for name in wanted if "__pycache__" not in name} - packed == set()
+    assert "feddip_core/py.typed" in packed
+    assert {"native.cpp", "fashion_mini.npz", "fashion_mini.LICENSE"} <= {Path(name).name for name in packed}
+    assert not any(name.startswith(("tests/", "notebooks/", "outputs/")) for name in packed)
 
 
 def test_torchvision_imports_beside_any_torch():
     code = (
-        "from feddip_core._torchvision import torchvision; import torchvision.transforms; print(torchvision.datasets)"
+        "from feddip_core.engine._torchvision import torchvision; import torchvision.transforms; "
+        "print(torchvision.datasets)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
@@ -67,7 +168,7 @@ def test_a_real_failure_of_torchvision_is_not_hidden(tmp_path):
     broken = tmp_path / "torchvision"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise RuntimeError('the disk is on fire')")
-    code = "import feddip_core._torchvision"
+    code = "import feddip_core.engine._torchvision"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)}
     )
@@ -76,9 +177,10 @@ def test_a_real_failure_of_torchvision_is_not_hidden(tmp_path):
 
 
 def test_the_core_neither_prints_nor_unpickles():
-    for path in (ROOT / "feddip_core").glob("*.py"):
+    for path in sources("feddip_core"):
         source = path.read_text()
-        printing = () if path.name == "batch.py" else ("print(",)  # a command, which has to say how it went
+        command = "batch" in (path.stem, path.parent.name) or "__main__" in source  # it has to say how it went
+        printing = () if command else ("print(",)
         for word in (*printing, "import pickle", "torch.load(", "allow_pickle=True"):
             assert word not in source, f"{path.name}: {word}"
 
@@ -89,10 +191,9 @@ def test_importing_the_core_needs_neither_torchvision_nor_widgets_nor_flower():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_readmes_tables_are_those_of_the_records(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / ".ci")
+def test_readmes_tables_are_those_of_the_records():
     text = (ROOT / "README.md").read_text()
-    assert importlib.import_module("readme").renewed(text) == text
+    assert renewed(text) == text
 
 
 def test_every_number_of_the_thirty_rounds_comes_from_its_record():
@@ -103,7 +204,7 @@ def test_every_number_of_the_thirty_rounds_comes_from_its_record():
     for name, accuracy, sparsity, megabytes, run_id in rows:
         run = records[records["run_id"] == run_id]
         last, sent = run.iloc[-1], (run["downlink_bits"] + run["uplink_bits"]).sum() / 8e6
-        assert NAMES[last["method"]] == name
+        assert label(last["method"]) == name
         assert last["round"] == last["rounds"] == 30
         assert (accuracy, sparsity, megabytes) == (f"{last.test_accuracy:.3f}", f"{last.sparsity:.3f}", f"{sent:.1f}")
     one_sided = records[(records["partition"] == "pathological") & (records["dataset"] == "fashion_mnist")]

@@ -1,0 +1,1 @@
+"""What runs an experiment: data, records, checkpoints, workers, a compiled gradient."""

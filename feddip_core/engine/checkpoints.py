@@ -1,0 +1,101 @@
+"""A run's state on disk, so that a killed run resumes where it was, to the bit.
+
+One safetensors file: tensors, and plain data as JSON. Nothing is unpickled. Random streams need no saving, since each
+is derived from (seed, purpose, round, client). A file that is damaged or of another run is set aside, never trusted.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from ..state import State
+from .records import write
+
+NAME = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Named tensors and plain data, for one run and its data."""
+
+    tensors: dict[str, Tensor]
+    plain: dict
+
+
+def save(folder: Path, key: str, checkpoint: Checkpoint) -> None:
+    """Replace the run's checkpoint at once or not at all; `key` says to which run and data it belongs."""
+    tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
+    plain = json.dumps(checkpoint.plain)
+    metadata = {"key": key, "plain": plain, "sha256": _digest(tensors, key + plain)}
+    write(folder / NAME, to_bytes(tensors, metadata))
+
+
+def load(folder: Path, key: str, device: torch.device) -> Checkpoint | None:
+    """The run's checkpoint, or None if there is none that can be trusted."""
+    path = folder / NAME
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118, not a dict
+        if metadata.get("key") != key:
+            raise ValueError("it belongs to another run, to other data or to another revision of this code")
+        if metadata["sha256"] != _digest(tensors, key + metadata["plain"]):
+            raise ValueError("its checksum does not match")
+        plain = json.loads(metadata["plain"])
+    except MemoryError:  # which says nothing about the file
+        raise
+    except Exception as error:  # whatever is wrong with it, the run can begin anew
+        aside = _set_aside(path)
+        warnings.warn(f"{path} cannot be used ({error}); it is now {aside.name}, and the run begins anew", stacklevel=2)
+        return None
+    # Out here: a GPU without room for it is no reason to give up a good checkpoint.
+    return Checkpoint({k: v.to(device) for k, v in tensors.items()}, plain)
+
+
+def _digest(tensors: dict[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for k in sorted(tensors):
+        digest.update(f"{k} {tensors[k].dtype} {tuple(tensors[k].shape)}".encode())
+        digest.update(tensors[k].flatten().view(torch.uint8).numpy().data if tensors[k].numel() else b"")
+    return digest.hexdigest()
+
+
+def _set_aside(path: Path) -> Path:
+    for i in range(1, 1000):
+        aside = path.with_name(f"{path.stem}.unusable-{i}{path.suffix}")
+        if not aside.exists():
+            return path.rename(aside)
+    return path.rename(path.with_name(f"{path.stem}.unusable{path.suffix}"))
+
+
+def tensors_of(state: State) -> dict[str, Tensor]:
+    """All of a state but its two counters, as named tensors."""
+    named = {f"mask/{k}": v for k, v in (state.m or {}).items()} | {f"memory/{k}": v for k, v in state.memory.items()}
+    named |= {f"own/{n}/{k}": v for n, own in state.own.items() for k, v in own.items()}
+    return {"w": state.w, "statistics": state.statistics, "held": torch.tensor(state.held)} | named
+
+
+def state_of(tensors: Mapping[str, Tensor], t: int, mask_version: int, prunable: Sequence[str]) -> State:
+    """The state that `tensors_of` took apart, its mask in the order of the network's layers."""
+
+    def part(name: str) -> dict[str, Tensor]:
+        return {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")}
+
+    own: dict[int, dict[str, Tensor]] = {}
+    for k, v in part("own").items():
+        n, _, name = k.partition("/")
+        own.setdefault(int(n), {})[name] = v
+    m = part("mask")  # a file has sorted the names
+    ordered = {k: m[k] for k in prunable} if m else None
+    held = tuple(tensors["held"].tolist())
+    return State(t, tensors["w"], ordered, tensors["statistics"], mask_version, held, part("memory"), own)

@@ -1,0 +1,141 @@
+"""How a result is computed: threads, devices, and what a GPU may gain by. The bits on one machine stay the same."""
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from ..client import Forward, Gradient, Term, train_
+from ..data import Dataset
+from ..experiment import Experiment
+from ..layout import Layout
+from ..server import Federation
+from ..state import State, Upload
+from . import native
+
+
+def check_device(exp: Experiment) -> None:
+    """The device is on this machine."""
+    here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    if exp.device != "cpu" and exp.device not in (here and ["cuda", *here]):
+        raise ValueError(f"device: {exp.device!r} is not allowed; this machine has {', '.join(['cpu', *here])}")
+
+
+@contextmanager
+def computing(exp: Experiment) -> Iterator[None]:
+    """The experiment's own number of threads, and on a GPU kernels that give the same bits twice."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.set_num_threads(exp.threads)
+    torch.set_float32_matmul_precision("high" if exp.tf32 else "highest")
+    if exp.device != "cpu":
+        # Without this cuBLAS may choose another order of sums; it is read when the first product is taken.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)  # PyTorch names an operation that has no such kernel
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=exp.tf32):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+
+
+def numerics() -> dict[str, object]:
+    """What a GPU's kernels were allowed to do."""
+    cudnn = torch.backends.cudnn
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_allow_tf32": cudnn.allow_tf32,
+        "cudnn_deterministic": cudnn.deterministic,
+        "cudnn_benchmark": cudnn.benchmark,
+    }
+
+
+def kernel(exp: Experiment, net: nn.Module, dataset: Dataset) -> native.Kernel | None:
+    """The compiled gradient, if the experiment wants it and this machine has it; None is PyTorch's."""
+    if exp.gradient == "eager" or exp.stacked or exp.torch_compile or exp.precision != "float32":
+        return None
+    try:
+        return native.Kernel(net, dataset.image, torch.device(exp.device))
+    except native.Unavailable as reason:
+        if exp.gradient == "native":
+            raise ValueError(f"gradient: 'native' is not available; {reason}") from reason
+        if isinstance(reason, native.NotHere):
+            warnings.warn(f"gradient: eager, several times slower than native; {reason}", stacklevel=2)
+        return None
+
+
+def forward_of(
+    net: nn.Module, layout: Layout, precision: str = "float32", channels_last: bool = False, compiled: bool = False
+) -> Forward:
+    """(u, statistics, x) -> logits of the network with parameters u; the other arguments are what a GPU may gain by.
+
+    Batch norms in training mode update `statistics` in place.
+    """
+
+    def forward(u, statistics, x):
+        if channels_last and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        elif x.is_cuda:  # crops leave images by pixel, which suits a CPU
+            x = x.contiguous()
+        with torch.autocast(x.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext():
+            return functional_call(net, {**layout.views(u), **statistics}, (x,)).to(u.dtype)
+
+    # Without the option a compiled dropout would draw other numbers.
+    return torch.compile(forward, options={"fallback_random": True}) if compiled else forward
+
+
+def stacked(federation: Federation, state: State, chosen: list[int]) -> Iterable[Upload]:
+    """The uploads of the chosen clients; those with as many samples are trained side by side."""
+    alike: dict[int, list[int]] = {}
+    for n in chosen:
+        alike.setdefault(len(federation.clients.parts[n]), []).append(n)
+    done = {n: upload for group in alike.values() for n, upload in _side_by_side(federation, state, group)}
+    return (done[n] for n in chosen)
+
+
+def _side_by_side(federation: Federation, state: State, chosen: list[int]) -> Iterator[tuple[int, Upload]]:
+    """Clients with as many samples, as rows of one computation; each with what it uploads."""
+    t, clients, method = state.t, federation.clients, federation.method
+    ready = [federation.ready(state, n) for n in chosen]
+    w, statistics, own_masks, terms = (list(part) for part in zip(*ready, strict=True))
+    samples = zip(*(clients.batches(n, t, "batches", federation.exp.local_epochs) for n in chosen), strict=True)
+    batches = ([torch.stack(part) for part in zip(*of_all, strict=True)] for of_all in samples)
+    rows, m = torch.stack(w), None
+    if own_masks[0] is not None:
+        m = torch.stack([clients.layout.flat_mask(own, like=w[0]) for own in own_masks])
+    how = dict(terms=[row_by_row(terms)], feedback=method.feedback)
+    losses = train_(rows, m, stacked_gradient(clients.forward), batches, **clients.rates(t), **how)
+    for i, n in enumerate(chosen):
+        upload = Upload({"w": rows[i], "statistics": statistics[i], "loss": losses[i]})
+        yield n, method.finish(upload, terms[i], own_masks[i], state, n)
+
+
+def stacked_gradient(forward: Forward) -> Gradient:
+    """The same of many clients at once: u, x and y have a row for each, and so have the losses and gradients."""
+    # For networks without statistics: what a batch norm writes would not leave vmap.
+    of_all = vmap(grad_and_value(lambda u, x, y: F.cross_entropy(forward(u, {}, x), y)))
+
+    def gradient(u, x, y):
+        g, loss = of_all(u, x, y)
+        return loss, g
+
+    return gradient
+
+
+def row_by_row(terms: Sequence[Sequence[Term]]) -> Term:
+    """The terms of many clients as one: each client's own, on its row."""
+
+    def add_(g, u):
+        for own, g_n, u_n in zip(terms, g, u, strict=True):
+            for term in own:
+                term(g_n, u_n)
+
+    return add_

@@ -1,0 +1,95 @@
+"""A round's row of metrics, and what all rounds of a run will cost before anything is trained."""
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import masks
+from ..methods.released.billing import billed
+from ..schedules import learning_rate_at
+from ..server import Federation, Round
+from ..state import Average, State
+from ..streams import stream
+
+EVALUATION_BATCH = 500
+
+
+def row(federation: Federation, before: State, after: State, done: Round, seconds: float) -> dict:
+    """What was measured in the round that led from one state to the next."""
+    exp, method, clients = federation.exp, federation.method, done.average.clients
+    old, new = federation.full_mask(before.m), federation.full_mask(after.m)
+    regrown, dropped = masks.changes(old, new)
+    accuracy, loss = evaluate(federation, after)
+    down, up = billed(method, before, done.average)
+    return {
+        "round": after.t,
+        "test_accuracy": accuracy,
+        "test_loss": loss,
+        "train_loss": float(done.average.mean["loss"]),
+        "sparsity": masks.sparsity_of(new),
+        "delta": masks.pruning_error(method.layout.views(done.w), after.m or {}),
+        "lambda_": method.lam(before.t),
+        "learning_rate": learning_rate_at(before.t, eta_0=exp.learning_rate, decay=exp.learning_rate_decay),
+        **bits(federation, before, clients),
+        "downlink_mebibits_released": down,
+        "uplink_mebibits_released": up,
+        "layer_zeros": " ".join(str(int((~keep).sum())) for keep in new.values()),
+        "regrown": regrown,
+        "dropped": dropped,
+        "seconds": seconds,
+    }
+
+
+def bits(federation: Federation, state: State, clients: list[int]) -> dict[str, int]:
+    """What a round sends down and up, counted from the payloads of its clients."""
+    method = federation.method
+    return {
+        "downlink_bits": sum(method.download(state, n).bits(method.layout) for n in clients),
+        "uplink_bits": sum(method.upload(state, n).bits(method.layout) for n in clients),
+    }
+
+
+@torch.no_grad()
+def evaluate(federation: Federation, state: State, images: slice = slice(None)) -> tuple[float, float]:
+    """Top-1 accuracy and mean cross-entropy of ω′ on the test images, or on some of them."""
+    data, u = federation.clients.data, federation.clients.layout.prune(state.w, state.m)
+    logits_of, x, y = federation.clients.logits_of(u, state.statistics), data.x_test[images], data.y_test[images]
+    correct = torch.zeros((), dtype=torch.int64, device=x.device)
+    loss = torch.zeros((), dtype=torch.float64, device=x.device)
+    for part in range(0, len(x), EVALUATION_BATCH):
+        batch = slice(part, part + EVALUATION_BATCH)
+        logits = logits_of(data.normalise(x[batch]))
+        correct += (logits.argmax(1) == y[batch]).sum()
+        loss += F.cross_entropy(logits, y[batch], reduction="sum")
+    return int(correct) / len(x), float(loss) / len(x)
+
+
+def plan(federation: Federation) -> pd.DataFrame:
+    """Sparsity, penalty and bits of every round, from the method's own rules applied to stand-in weights.
+
+    Exact where the sizes of masks do not depend on training. Where they do, as in PruneTrain, the method says
+    `plan_is_a_bound`, and its plan is the most that it can send: no channel of random weights is ever near zero.
+    """
+    exp, method, layout = federation.exp, federation.method, federation.clients.layout
+    dense = exp.clients_per_round * 32 * (layout.size + layout.statistics.size)
+    state, rows = federation.start(sketch=True), []
+    for t in range(exp.rounds):
+        chosen = federation.select(t)
+        counted = bits(federation, state, chosen)
+        average = Average(_stand_in(federation, state, chosen[0]), chosen)
+        w, m, memory = method.next(average, state)
+        changed = any(masks.changes(federation.full_mask(state.m), federation.full_mask(m)))
+        state = state.then(method.remembered(w, m), m, memory, average, changed)
+        s = masks.sparsity_of(m) if m else 0.0
+        rows.append({"round": t + 1, "sparsity": s, "lambda_": method.lam(t), **counted, "dense_bits": dense})
+    return pd.DataFrame(rows)
+
+
+def _stand_in(federation: Federation, state: State, n: int) -> dict[str, Tensor]:
+    """What a round's average could look like: random weights, everywhere."""
+    numbers = stream(federation.exp.seed, "plan", state.t)
+    sent = federation.method.upload(state, n).parts
+    random = {k: torch.randn(state.w.shape, generator=numbers).to(state.w) for k in sent if not k.startswith("own/")}
+    random |= {k: torch.ones_like(state.w) for k in sent if k == "mask"}
+    return random | {"statistics": state.statistics, "loss": torch.zeros(())}

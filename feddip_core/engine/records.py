@@ -1,0 +1,332 @@
+"""What a run leaves behind: its settings, one row of metrics per round, and where it came from.
+
+A record is a folder `<dataset>/<method>[-what differs]-seed<k>-<run_id>/`; `index.csv` beside the data sets has a line
+for each. Files are written beside their place and moved into it, so that a reader never sees half of one.
+"""
+
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import warnings
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import pandas as pd
+import torch
+from filelock import FileLock, Timeout
+
+from ..experiment import REVISION, Experiment, is_hook
+from ..presets import TABLE_II
+
+
+class Taken(RuntimeError):
+    """The run is under way in another process."""
+
+
+# The records of this checkout; an installed package has none beside it.
+OWN_RECORDS = Path(__file__).parent.parent.parent / "outputs" / "runs"
+
+
+def folder_name(exp: Experiment) -> str:
+    """<dataset>/<method>[-what differs]-seed<k>-<run_id>: what differs from Table II, as far as it is short."""
+    differs = exp.differences_from_paper() if exp.dataset in TABLE_II else {}
+    named = {k: getattr(exp, k) for k in differs if k not in ("rules", *exp.method_class.switches)}
+    rules = rules_of(exp).replace("=", "_").replace(", ", "-")
+    words = [rules] if rules != "paper" else []
+    words += [exp.partition] if exp.partition != "iid" else []
+    words += [f"{k}_{v:g}" if isinstance(v, float) else f"{k}_{v}" for k, v in named.items()]
+    words = words[:3] + (["more"] if len(words) > 3 else [])
+    name = "-".join([exp.method.rpartition(":")[2], *words, f"seed{exp.seed}", exp.run_id])
+    dataset = Path(exp.dataset).stem if exp.dataset.endswith(".npz") else exp.dataset.rpartition(":")[0] or exp.dataset
+    return "/".join(re.sub(r"[^\w.=()-]", "_", part) for part in (dataset, name))
+
+
+def rules_of(exp: Experiment) -> str:
+    """ "paper", "released", or which of the paper's rules are not followed."""
+    switches = exp.method_class.switches
+    if not switches:
+        return exp.rules if exp.method_class.released else "paper"
+    others = {k: getattr(exp, k) for k, (_, values) in switches.items() if getattr(exp, k) != next(iter(values))}
+    if others and all(others.get(k) == "released" for k in switches):
+        return "released"
+    return ", ".join(f"{k}={v}" for k, v in others.items()) or "paper"
+
+
+def folder_of(exp: Experiment, out: str | Path) -> Path:
+    """Where the record of an experiment is, or would be."""
+    return next(Path(out).glob(f"*/*-{exp.run_id}"), Path(out) / folder_name(exp))
+
+
+class Record:
+    """The folder with config.json, metrics.csv and provenance.json of a run; nothing if `out` is None."""
+
+    def __init__(self, exp: Experiment, data_sha256: dict[str, str], out: str | Path | None = None, **made_by):
+        self.exp = exp
+        self.out = Path(out) if out else None
+        self.folder = folder_of(exp, self.out) if self.out else None
+        here = {"data_sha256": data_sha256, "rounds_done": 0, "diverged": None}
+        self.provenance = provenance(exp) | made_by | here
+        self.earlier = 0
+        if self.folder:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def _rounds_of_an_earlier_run(self) -> int:
+        try:
+            return int(json.loads((self.folder / "provenance.json").read_text())["rounds_done"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+    @contextmanager
+    def alone(self):
+        """Keep every other process from this run while it is under way, and be kept from theirs."""
+        if not self.folder:
+            yield
+            return
+        # The operating system lets go of the lock when a process dies, however it dies.
+        lock = FileLock(self.folder / ".lock", blocking=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise Taken(
+                f"{self.folder}: another process is at work on this run; wait for it, or choose another folder"
+            ) from None
+        try:
+            for part in self.folder.glob(".*.part"):  # of a process that was killed
+                part.unlink(missing_ok=True)
+            self.earlier = self._rounds_of_an_earlier_run()
+            settings = self.exp.to_dict()
+            if self.exp.dataset.endswith(".npz"):  # to be found from every working folder
+                settings["dataset"] = os.path.abspath(self.exp.dataset)
+            write(self.folder / "config.json", _json(settings))
+            yield
+        finally:
+            lock.release()
+
+    def resume(self, earlier: dict, round: int) -> None:
+        """Go on with the provenance of the run's beginning, and note where this process took it up."""
+        here = {k: self.provenance[k] for k in ("commit", "cpu", "packages")} | {"after_round": round, "at": _now()}
+        self.provenance = earlier | {"resumed": [*earlier.get("resumed", []), here]}
+
+    def save(self, rows: list[dict]) -> None:
+        """Replace the record by one that ends with the last of these rows."""
+        ended = diverged(rows[-1])
+        self.provenance |= {"rounds_done": len(rows), "diverged": len(rows) if ended else None, "saved": _now()}
+        # A record that went further stays until this run has caught up with it.
+        if self.folder and (len(rows) >= self.earlier or ended):
+            write(self.folder / "metrics.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+            write(self.folder / "provenance.json", _json(self.provenance))
+            if ended or len(rows) == self.exp.rounds:
+                enter(self.folder)
+
+
+def diverged(row: dict) -> bool:
+    """Whether a loss of this round is not finite."""
+    return not all(math.isfinite(row[k]) for k in ("train_loss", "test_loss"))
+
+
+def progress(exp: Experiment, out: str | Path) -> tuple[int, bool]:
+    """How many rounds the record has, and whether it is whole: all of them, or all until it diverged."""
+    try:
+        kept = json.loads((folder_of(exp, out) / "provenance.json").read_text())
+        done = int(kept["rounds_done"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0, False
+    return done, done == exp.rounds or kept.get("diverged") is not None
+
+
+def taken(exp: Experiment, out: str | Path) -> bool:
+    """Whether another process is at this run."""
+    lock = folder_of(exp, out) / ".lock"
+    try:
+        if lock.exists():
+            FileLock(lock, blocking=False).acquire().lock.release()
+    except Timeout:
+        return True
+    return False
+
+
+def load_runs(folder: str | Path | None = None) -> pd.DataFrame:
+    """The records below a folder, by default those of this checkout, as one table: a row per round of each run.
+
+    The settings of a run stand beside its metrics; `rules` says "paper", "released" or what differs. A record that
+    cannot be trusted is left out, with a warning that names it.
+    """
+    folder = Path(OWN_RECORDS if folder is None else folder)
+    tables, faults = [], []
+    for path in record_folders(folder):
+        try:
+            tables.append(load_run(path))
+        except ValueError as error:
+            faults.append(str(error))
+            warnings.warn(f"left out: {error}", stacklevel=2)
+    if not tables:
+        why = f" ({faults[0]})" if faults else ""
+        raise ValueError(f"folder: {str(folder)!r} is not allowed; there is no readable record in it{why}")
+    return pd.concat(tables, ignore_index=True)
+
+
+def record_folders(folder: str | Path) -> list[Path]:
+    """The folders of all records below a folder; those of version 0.1, directly in it, are named when they are read."""
+    return sorted(path.parent for form in ("*/*", "*") for path in Path(folder).glob(f"{form}/provenance.json"))
+
+
+def experiment_of(folder: Path) -> Experiment:
+    """The experiment of a record, if this code can make it."""
+    settings = json.loads((folder / "config.json").read_text())
+    if "variant" in settings or "authors" in map(str, settings.values()):
+        raise ValueError("it was written by version 0.1, whose settings had other names")
+    return Experiment(**settings)
+
+
+def load_run(folder: Path) -> pd.DataFrame:
+    """One record as a table; a ValueError says why it cannot be trusted."""
+    folder = Path(folder)
+    try:
+        settings, exp = _settings(folder)
+        kept = json.loads((folder / "provenance.json").read_text())
+        # They are written first: a kill, or a look at a run under way, may find more of them than provenance knows.
+        metrics = pd.read_csv(folder / "metrics.csv").head(kept["rounds_done"])
+        known, rounds, ended = kept["run_id"], metrics["round"].tolist(), kept["diverged"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{folder}: not a readable record ({error})") from error
+    own = exp.run_id if exp else known
+    if not own == known == folder.name.rpartition("-")[2]:
+        raise ValueError(f"{folder}: its settings belong to the run {own}, its provenance to {known}")
+    if rounds != list(range(1, kept["rounds_done"] + 1)):
+        raise ValueError(f"{folder}: {len(metrics)} rounds of metrics, but provenance says {kept['rounds_done']}")
+    columns = {k: v for k, v in settings.items() if k not in metrics}
+    columns |= {"learning_rate_initial": settings["learning_rate"], "rules": rules_of(exp) if exp else "paper"}
+    faults = len(kept.get("faults", []))  # answers that rounds of a run on Flower went without
+    return metrics.assign(run_id=known, diverged=ended, faults=faults, **columns)
+
+
+def _settings(folder: Path) -> tuple[dict, Experiment | None]:
+    """The settings of a record, and its experiment; none if its method, a reader's own, cannot be found here."""
+    settings = json.loads((folder / "config.json").read_text())
+    try:
+        exp = experiment_of(folder)
+    except ValueError as error:
+        if is_hook(str(settings.get("method"))) and str(error).startswith("method:"):
+            return settings, None
+        raise
+    # A class of your own that was changed since is not the one that made the record.
+    kept = json.loads((folder / "provenance.json").read_text())
+    return settings, None if kept.get("method_sha256") != exp.source_sha256 else exp
+
+
+def summary(folder: Path) -> dict:
+    """A record in one line of `index.csv`."""
+    table, kept = load_run(folder), json.loads((folder / "provenance.json").read_text())
+    last, accuracy = table.iloc[-1], table["test_accuracy"]
+    started = [kept["saved"]] if "saved" in kept else []
+    return {
+        "run": str(folder.relative_to(folder.parent.parent)),
+        "dataset": last["dataset"], "method": last["method"], "rules": last["rules"], "partition": last["partition"],
+        "seed": last["seed"], "rounds": f"{len(table)}/{last['rounds']}",
+        "differs_from_table_ii": " ".join(sorted(kept["differs_from_paper"])),
+        "last_five": round(accuracy.tail(5).mean(), 5), "best_five": round(accuracy.nlargest(5).mean(), 5),
+        "sparsity": round(last["sparsity"], 5),
+        "megabytes_down": round(table["downlink_bits"].sum() / 8e6, 3),
+        "megabytes_up": round(table["uplink_bits"].sum() / 8e6, 3),
+        "hours": round(table["seconds"].sum() / 3600, 3), "processor": kept["cpu"], "diverged": kept["diverged"],
+        "saved": (started or [""])[0],
+    }  # fmt: skip
+
+
+def enter(folder: Path) -> None:
+    """Write the record's line into `index.csv`, in place of an older one."""
+    index = folder.parent.parent / "index.csv"
+    with FileLock(index.with_name(".index.lock")):
+        line = summary(folder)
+        try:
+            others = [old for old in pd.read_csv(index).to_dict("records") if old["run"] != line["run"]]
+            write_index(index, [*others, line])
+        except (OSError, ValueError, KeyError, TypeError):  # there is none yet, or it is damaged
+            write_index(index, lines(index.parent))
+
+
+def lines(folder: Path) -> list[dict]:
+    """A line for each record that can be read."""
+    found = []
+    for path in record_folders(folder):
+        with suppress(ValueError):
+            found.append(summary(path))
+    return found
+
+
+def write_index(index: Path, found: list[dict]) -> None:
+    """The lines, sorted."""
+    table = pd.DataFrame(found).sort_values("run").astype({"diverged": "Int64"})
+    write(index, table.to_csv(index=False, lineterminator="\n"))
+
+
+def provenance(exp: Experiment) -> dict:
+    """What a reader needs to trust a number, or to doubt it."""
+    return {
+        "run_id": exp.run_id,
+        "revision": REVISION,
+        "method_sha256": exp.source_sha256,
+        "differs_from_paper": exp.differences_from_paper(),
+        "seed": exp.seed,
+        "device": exp.device,
+        "threads": exp.threads,
+        "cpu": _cpu(),
+        "gpu": torch.cuda.get_device_name(exp.device) if exp.device != "cpu" and torch.cuda.is_available() else None,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in ("torch", "torchvision", "numpy", "pandas")},
+        "commit": _commit(),
+        "started": _now(),
+    }
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Replace the file at once or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        part.replace(path)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"{path} could not be written ({error.strerror or error}); what was there is kept"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _json(value) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or "unknown"
+    return f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _commit() -> str | None:
+    """The commit of this code, with a + if files were changed since; None outside a repository."""
+    here = Path(__file__).parent
+
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        # Of a package installed into another project's repository, that project's commit would say nothing.
+        if not git("ls-files", "records.py"):
+            return None
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

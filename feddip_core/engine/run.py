@@ -1,0 +1,256 @@
+"""`run`: an experiment from its first round to its last, recorded, resumable, watched."""
+
+import numbers
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from ..experiment import REVISION, Experiment, is_hook
+from ..server import Federation, Round
+from ..state import State
+from . import checkpoints, measure, records, sources
+from .assembly import assemble, gradient_name
+from .computing import check_device, computing, numerics
+from .workers import Workers
+
+SAVING_SHARE = 0.02  # of a run's time, about, for its record and its checkpoint
+Observer = Callable[[Federation, State, Round], None]
+WATCHERS: list[Callable[[Experiment], Callable[[list[dict], bool], None] | None]] = []  # see `watched_by`
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: one row of metrics per round, and the final model.
+
+    If the loss ceased to be finite, `diverged` is the round in which it did, the last of the metrics.
+    """
+
+    experiment: Experiment
+    metrics: pd.DataFrame
+    weights: dict[str, Tensor]
+    mask: dict[str, Tensor]
+    statistics: dict[str, Tensor]
+    network: nn.Module  # with these weights and statistics, ready to classify normalised images
+    provenance: dict
+
+    @property
+    def diverged(self) -> int | None:
+        return self.provenance["diverged"]
+
+
+def watched_by(watcher: Callable[[Experiment], Callable[[list[dict], bool], None] | None]) -> None:
+    """Show every run to this: called with an experiment, it returns what to call with the rows so far, or None."""
+    WATCHERS.append(watcher)
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    *,
+    method: type | str | None = None,
+    data_dir: str | Path | None = None,
+    workers: int = 1,
+    until: int | None = None,
+    observe: Observer | None = None,
+    progress: bool = True,
+    federation: Callable[..., Federation] = Federation,
+) -> Run:
+    """Train, and return the metrics of every round and the final sparse model.
+
+    With `out`, the record is kept below it with a checkpoint: called again, the run resumes there, to the same bits.
+    `method` replaces the experiment's, for instance by a class of your own. `workers` processes train the clients of a
+    round, to the same bits as one. `until` stops after a round of a longer experiment.
+    `observe(federation, state, round)` is called after every round. Such a run starts again instead of resuming, unless
+    the observer says by an attribute `seen` that it knows the rounds until there. A state is never changed, and may be
+    kept. `progress` shows a bar, in a notebook also the curves. `federation` makes the server; `feddip_core.flower` has
+    one whose clients are elsewhere.
+    """
+    experiment = experiment if method is None else experiment.replace(method=method)
+    _check_options(experiment, workers, until, federation)
+    # Data that clients bring are not the server's to see, unless the clients are in this process.
+    dataset = sources.of(experiment, data_dir, None if federation is Federation else [None])
+    with computing(experiment), ExitStack() as stack:
+        site = assemble(experiment, dataset, federation)
+        record = records.Record(experiment, dataset.sha256, out, gradient=gradient_name(site), numerics=numerics())
+        stack.enter_context(record.alone())
+        latest = experiment.rounds if observe is None else getattr(observe, "seen", 0)
+        state, rows = _begin(site, record, latest)
+        site.faults = [*record.provenance.get("faults", []), *site.faults]
+        if until is not None and until < state.t:
+            raise ValueError(f"until: {until} is not allowed; {record.folder} is at round {state.t} already")
+        if workers > 1:
+            site.train = stack.enter_context(Workers(site, workers)).train
+        share = float("inf") if site.always_saved else SAVING_SHARE
+        log = stack.enter_context(_Log(record, state, rows, record.earlier if observe else 0, share))
+        log.unsaved = record.earlier < state.t  # its files were lost, and only the checkpoint is left
+        show = stack.enter_context(_shown(site, rows, state.t, progress))
+        state = _rounds(site, state, log, until or experiment.rounds, observe, show)
+        if log.unsaved:
+            log.save()
+        return finished(site, state, pd.DataFrame(rows), record.provenance)
+
+
+def _rounds(site: Federation, state: State, log: "_Log", last: int, observe: Observer | None, show) -> State:
+    """Round after round until the last, or until the loss is no longer finite."""
+    while state.t < last and not (log.rows and records.diverged(log.rows[-1])):
+        began = time.perf_counter()
+        after, done = site.round(state)
+        row = measure.row(site, state, after, done, 0.0)
+        row["seconds"], state = time.perf_counter() - began, after
+        if site.faults:
+            log.record.provenance["faults"] = site.faults
+        # Before the log: what a checkpoint has behind it, the observer has seen, whenever the process is killed.
+        if observe is not None:
+            observe(site, state, done)
+        log.add(state, row)
+        show(row)
+    return state
+
+
+def finished(site: Federation, state: State, metrics: pd.DataFrame, provenance: dict) -> Run:
+    """The final model, on the CPU."""
+    layout, clients = site.clients.layout, site.clients
+    w = layout.prune(state.w, state.m)
+    if state.m is not None:  # of a diverged model also where NaN · 0 is not 0
+        w = w.masked_fill(layout.flat_mask(state.m, like=w) == 0, 0)
+    weights, statistics = layout.views(w.cpu()), clients.buffers(state.statistics.cpu())
+    clients.net.cpu().eval().load_state_dict({**weights, **statistics}, strict=False)
+    m = {k: v.cpu() for k, v in site.full_mask(state.m).items()}
+    return Run(site.exp, metrics, weights, m, statistics, clients.net, provenance)
+
+
+def _check_options(exp: Experiment, workers: int, until: int | None, federation: Callable[..., Federation]) -> None:
+    check_device(exp)
+    _check("until", until, until is None or _whole(until, 1, exp.rounds), f"from 1 to {exp.rounds}")
+    _check("workers", workers, _whole(workers, 1), "of at least 1")
+    if workers > 1 and (exp.device != "cpu" or exp.threads > 1 or exp.stacked):
+        needs = "device='cpu', threads=1 and stacked=False"
+        raise ValueError(f"workers: {workers} is not allowed; more than one needs {needs}")
+    if workers > 1 or federation is not Federation:
+        check_importable(exp)
+
+
+def check_importable(exp: Experiment) -> None:
+    """Other processes can find the method."""
+    module, _, name = exp.method.partition(":")
+    if is_hook(exp.method) and (module == "__main__" or "." in name):
+        raise ValueError(
+            f"method: {exp.method!r} is not allowed here; other processes cannot import a class that stands in a "
+            "notebook's cell or in a function. Write it into a module, such as yours.py, and name it as yours:Mine"
+        )
+
+
+def _check(name: str, value: object, good: bool, allowed: str) -> None:
+    if not good:
+        raise ValueError(f"{name}: {value!r} is not allowed; it must be a whole number {allowed}")
+
+
+def _whole(value: object, low: int, high: int | None = None) -> bool:
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return whole and low <= value and (high is None or value <= high)
+
+
+class _Log:
+    """A run's rows, with its record and its checkpoint: saved at the end, after an interruption, and in between."""
+
+    def __init__(self, record: records.Record, state: State, rows: list[dict], floor: int, share: float):
+        self.record, self.state, self.rows, self.share = record, state, rows, share
+        self.floor = floor  # the round from which a checkpoint may be replaced: one that went further is kept
+        self.saved, self.cost, self.unsaved = time.perf_counter(), 0.0, False
+
+    def __enter__(self) -> "_Log":
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.unsaved:
+            with _undisturbed():
+                self.save()
+
+    def add(self, state: State, row: dict) -> None:
+        self.rows.append(row)
+        self.state, self.unsaved = state, True
+        # Both files are written whole, so their cost grows with the run: the longer it takes, the longer the pause.
+        if self.cost <= self.share * (time.perf_counter() - self.saved):
+            self.save()
+
+    def save(self) -> None:
+        began = time.perf_counter()
+        rows = self.rows[: self.state.t]  # an interruption may fall between a row and its state
+        if rows:
+            self.record.save(rows)
+        if rows and self.record.folder and len(rows) >= self.floor:
+            plain = {"t": self.state.t, "mask_version": self.state.mask_version, "rows": rows}
+            plain["provenance"] = self.record.provenance
+            checkpoint = checkpoints.Checkpoint(checkpoints.tensors_of(self.state), plain)
+            checkpoints.save(self.record.folder, _key(self.record), checkpoint)
+        self.saved, self.unsaved = time.perf_counter(), False
+        self.cost = self.saved - began
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let no second Ctrl-C interrupt the saving that the first one has caused."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _key(record: records.Record) -> str:
+    """What a checkpoint must have been made by to be resumed: this run, this code's results, these data."""
+    return " ".join([record.exp.run_id, str(REVISION), *record.provenance["data_sha256"].values()])
+
+
+def _begin(site: Federation, record: records.Record, latest: int) -> tuple[State, list[dict]]:
+    """Where the last checkpoint stands, or the beginning if there is none or it is of a later round than `latest`."""
+    last = checkpoints.load(record.folder, _key(record), site.clients.device) if record.folder and latest else None
+    if last is None or last.plain["t"] > latest:
+        return site.start(), []
+    plain, layout = last.plain, site.clients.layout
+    was = plain["provenance"]["gradient"]
+    if was != gradient_name(site):
+        raise ValueError(
+            f"gradient: {record.folder} was begun with the {was} one, and here it is {gradient_name(site)}; "
+            "resume it where it was begun, or choose another folder"
+        )
+    if last.tensors["w"].numel() != layout.size:
+        raise ValueError(
+            f"model: {record.exp.model!r} has {layout.size} parameters, and in {record.folder} it had "
+            f"{last.tensors['w'].numel()}; give the changed network another name, or choose another folder"
+        )
+    record.resume(plain["provenance"], round=plain["t"])
+    return checkpoints.state_of(last.tensors, plain["t"], plain["mask_version"], layout.prunable), plain["rows"]
+
+
+@contextmanager
+def _shown(site: Federation, rows: list[dict], done: int, progress: bool) -> Iterator[Callable[[dict], None]]:
+    """A progress bar, and whatever else watches runs."""
+    # A terminal or a notebook shows the bar, a file does not (None leaves that to tqdm); TQDM_DISABLE silences all.
+    disable = True if not progress or os.environ.get("TQDM_DISABLE") else None
+    what = f"{site.method.label} {site.exp.run_id}, {gradient_name(site)} gradient"
+    with tqdm(total=site.exp.rounds, desc=what, unit="round", disable=disable) as bar:
+        bar.update(done)
+        watching = [] if bar.disable else [show for watcher in WATCHERS if (show := watcher(site.exp))]
+
+        def show(row: dict) -> None:
+            for watch in watching:
+                watch(rows, False)
+            bar.set_postfix(accuracy=f"{row['test_accuracy']:.3f}", sparsity=f"{row['sparsity']:.3f}", refresh=False)
+            bar.update()
+
+        yield show
+        for watch in watching:
+            watch(rows, True)

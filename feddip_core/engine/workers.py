@@ -1,0 +1,186 @@
+"""The clients of a round in parallel processes, to the same bits as one after the other.
+
+A worker is a Python process that answers on a pipe: the server's state and a client's number in, the client's upload
+out, as safetensors with JSON; nothing is unpickled. The data are in one file that all workers map. A worker that dies
+is replaced, and its client trained again: its work depends on (seed, round, client) alone.
+"""
+
+import json
+import os
+import queue
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from ..data import Dataset
+from ..experiment import Experiment
+from ..server import Federation
+from ..state import State, Upload
+from .assembly import assemble, gradient_name
+from .checkpoints import state_of, tensors_of
+from .computing import computing
+
+ATTEMPTS = 3  # for one client, before its death is taken for more than an accident
+LENGTH = struct.Struct("<QQ")
+
+
+class Workers:
+    """`train(state, chosen)` yields the uploads of the chosen clients, in their order."""
+
+    def __init__(self, federation: Federation, count: int):
+        self.folder = tempfile.TemporaryDirectory(prefix="feddip-", ignore_cleanup_errors=True)
+        self.order = json.dumps(_share(federation, Path(self.folder.name)))
+        self.threads = ThreadPoolExecutor(count)
+        self.idle: queue.SimpleQueue[subprocess.Popen] = queue.SimpleQueue()
+        self.closed = False
+        self.processes = [self._start() for _ in range(count)]
+        for process in self.processes:
+            self.idle.put(process)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.closed = True
+        for process in self.processes:
+            process.kill()
+        self.threads.shutdown(cancel_futures=True)
+        for process in self.processes:
+            process.kill()  # also one that a thread has just started
+            process.wait()
+            with suppress(OSError):
+                process.stdin.close()
+            process.stdout.close()
+        self.folder.cleanup()
+
+    def train(self, state: State, chosen: list[int]) -> Iterator[Upload]:
+        tensors = to_bytes({k: v.contiguous() for k, v in tensors_of(state).items()})
+        counters = {"t": state.t, "mask_version": state.mask_version}
+        return self.threads.map(lambda n: self._train(tensors, counters | {"client": n}), chosen)
+
+    def _train(self, tensors: bytes, request: dict) -> Upload:
+        process = self.idle.get()
+        try:
+            for _ in range(ATTEMPTS):
+                try:
+                    _send(process.stdin, request, tensors)
+                    answer, upload = _receive(process.stdout)
+                    break
+                except (OSError, EOFError):
+                    if self.closed:
+                        raise
+                    process = self._replace(process)
+            else:
+                raise RuntimeError(f"client {request['client']}: its worker died {ATTEMPTS} times in a row")
+        finally:
+            self.idle.put(process)
+        if "error" in answer:
+            raise RuntimeError(f"client {request['client']} failed in its worker: {answer['error']}")
+        named = from_bytes(upload)
+        own = {k.removeprefix("own/"): v for k, v in named.items() if k.startswith("own/")}
+        return Upload({k: v for k, v in named.items() if not k.startswith("own/")}, own)
+
+    def _start(self) -> subprocess.Popen:
+        # This very package, also if it is not installed; and no more threads than the experiment says.
+        path = os.pathsep.join(
+            [str(Path(__file__).parent.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        work = "from feddip_core.engine.workers import serve; serve()"
+        command = [sys.executable, "-P", "-c", work]  # -P: not what the working folder may hold
+        # In a session of its own: Ctrl-C is for the server, which then ends its workers.
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
+        process.stdin.write(self.order.encode() + b"\n")
+        process.stdin.flush()
+        return process
+
+    def _replace(self, dead: subprocess.Popen) -> subprocess.Popen:
+        dead.kill()
+        process = self._start()
+        self.processes[self.processes.index(dead)] = process
+        dead.wait()
+        return process
+
+
+def _share(federation: Federation, folder: Path) -> dict:
+    """What a worker needs to be the same federation: the settings, and where in a file each array of the data is."""
+    arrays = {k: v.contiguous() for k, v in vars(federation.clients.data).items() if isinstance(v, Tensor)}
+    for name, tensor in arrays.items():
+        tensor.numpy().tofile(folder / name)
+    return {
+        "experiment": federation.exp.to_dict() | {"gradient": gradient_name(federation)},
+        "folder": str(folder),
+        "arrays": {k: (v.shape, str(v.dtype).removeprefix("torch.")) for k, v in arrays.items()},
+        "crop_padding": federation.clients.data.crop_padding,
+        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "path": [os.path.abspath(entry) for entry in sys.path],
+    }
+
+
+def _mapped(order: dict) -> Dataset:
+    def array(name, shape, dtype):
+        size, dtype = torch.Size(shape).numel(), getattr(torch, dtype)
+        return torch.from_file(f"{order['folder']}/{name}", shared=True, size=size, dtype=dtype).view(shape)
+
+    arrays = {name: array(name, *how) for name, how in order["arrays"].items()}
+    return Dataset(**arrays, crop_padding=order["crop_padding"], sha256={})
+
+
+def _send(pipe: BinaryIO, plain: dict, tensors: bytes) -> None:
+    text = json.dumps(plain).encode()
+    pipe.write(LENGTH.pack(len(text), len(tensors)) + text)
+    pipe.write(tensors)
+    pipe.flush()
+
+
+def _receive(pipe: BinaryIO) -> tuple[dict, bytes]:
+    def read(count):
+        content = pipe.read(count)
+        if len(content) < count:
+            raise EOFError
+        return content
+
+    text, tensors = LENGTH.unpack(read(LENGTH.size))
+    return json.loads(read(text)), read(tensors)
+
+
+def _work(requests: BinaryIO, answers: BinaryIO) -> None:
+    order = json.loads(requests.readline())
+    sys.path += [entry for entry in order["path"] if entry not in sys.path]  # last: for what is the user's own
+    exp = Experiment(**order["experiment"])
+    torch.set_default_dtype(getattr(torch, order["dtype"]))
+    with computing(exp):
+        federation = assemble(exp, _mapped(order))
+        while True:
+            try:
+                request, tensors = _receive(requests)
+            except EOFError:  # the server is done, or dead
+                return
+            prunable = federation.clients.layout.prunable
+            state = state_of(from_bytes(tensors), request["t"], request["mask_version"], prunable)
+            try:
+                upload = federation.train_client(state, request["client"])
+                named = upload.values | {f"own/{k}": v for k, v in upload.own.items()}
+                _send(answers, {}, to_bytes({k: v.contiguous() for k, v in named.items()}))
+            except Exception as error:
+                _send(answers, {"error": f"{type(error).__name__}: {error}"}, b"")
+
+
+def serve() -> None:
+    """What a worker process runs. Whatever prints, C libraries too, goes to stderr: the pipe is for answers alone."""
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _work(sys.stdin.buffer, pipe)

@@ -1,0 +1,22 @@
+"""FedDIP on Flower: the same experiment, to the same bits, with its clients in other processes or on other hosts.
+
+`Server` is a `Federation` whose clients are Flower's nodes. It overrides who trains, and nothing else. A client answers
+three messages with the functions that `run` uses too: who it is, a question of its method, a round of training.
+`server_app` and `client_app` are what `flwr run` starts; `simulate` runs them on one machine, on Ray.
+"""
+
+import os
+
+# Read when Flower and Ray are imported: nothing is reported to their makers unless the user says so, and Ray
+# does not look for the variables of a GPU.
+os.environ.update({
+    "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+} | os.environ)  # fmt: skip
+
+from .apps import client_app, configured, server_app, servers, simulate
+from .client import clients
+from .server import NobodyAnswered, Server
+
+__all__ = [
+    "NobodyAnswered", "Server", "client_app", "clients", "configured", "server_app", "servers", "simulate",
+]  # fmt: skip

@@ -1,0 +1,83 @@
+"""The apps that `flwr run` starts, and `simulate`, which runs them on one machine."""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import yaml
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from ..engine.run import Run, check_importable, run
+from ..experiment import Experiment, is_hook
+from .client import clients
+from .server import ANSWER_WITHIN, MOST_EXAMPLES, PATIENCE, Server
+
+
+def servers(
+    exp: Experiment, out: str | Path | None = None, data_dir: str | Path | None = None,
+    answer_within: float = ANSWER_WITHIN, patience: float = PATIENCE, most_examples: int = MOST_EXAMPLES,
+    method: type | str | None = None, done: Callable[[Run], None] = lambda _: None, **options,
+) -> ServerApp:  # fmt: skip
+    """An app that runs this experiment with the grid's nodes as its clients; `options` are those of `run`.
+
+    A method that other processes cannot import is refused at once.
+    """
+    exp = exp if method is None else exp.replace(method=method)
+    check_importable(exp)
+    server = dict(out=out, answer_within=answer_within, patience=patience, most_examples=most_examples)
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        done(run(exp, out, data_dir=data_dir, federation=partial(Server, grid=grid, **server), **options))
+
+    return app
+
+
+def simulate(
+    exp: Experiment, out: str | Path | None = None, *, data_dir: str | Path | None = None, processes: int = 2, **options
+) -> Run:
+    """`run`, with the clients in Flower's simulation: N virtual nodes on `processes` actors of Ray."""
+    finished: list[Run] = []
+    app = servers(exp, out, data_dir, done=finished.append, **options)
+    folder = data_dir and str(Path(data_dir).expanduser().resolve())
+    from flwr.simulation import run_simulation  # Ray, which takes seconds to import
+
+    backend = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": processes, "include_dashboard": False}}
+    run_simulation(app, clients(folder), num_supernodes=exp.clients, backend_config=backend)
+    return finished[0]
+
+
+class Loader(yaml.SafeLoader):
+    """YAML in which 1e-5 is a number, as JSON writes it."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
+def configured(config: Mapping) -> Experiment:
+    """The experiment that a run configuration of `flwr run` names."""
+    settings = yaml.load(config["settings"] or "{}", Loader)
+    if not isinstance(settings, dict):
+        raise ValueError(f"settings: {config['settings']!r} is not allowed; it must be YAML such as {{rounds: 4}}")
+    named = {k: config[k] for k in ("dataset", "method") if config[k]}
+    if is_hook(named.get("dataset", "")) or not config["preset"]:
+        return Experiment(**named, **settings)
+    return Experiment.preset(config["preset"], **named, **settings)
+
+
+server_app = ServerApp()
+client_app = clients()
+
+
+@server_app.main()
+def _main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    limits = dict(answer_within=float(config["answer-within"]), patience=float(config["patience"]))
+    options = limits | dict(most_examples=int(config["most-examples"]))
+    app = servers(configured(config), config["out"], config["data-dir"] or None, **options, progress=False)
+    app(grid, context)

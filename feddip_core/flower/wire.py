@@ -1,0 +1,168 @@
+"""What travels between the server and a client, as a few flat arrays.
+
+The method says what travels and in which form: `method.download` and `method.upload`. Here the payloads are filled and
+read. Both ends hold the same experiment, so neither layers nor positions need names. A node caches the mask of its last
+round and what the client keeps for itself, so neither is sent again. What a client sends is checked before it is used.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..communication import MASK, Payload
+from ..layout import Layout
+from ..masks import Mask
+from ..server import Federation
+from ..state import State, Tensors, Upload
+
+LARGEST = 1e6  # that a weight may be
+OWN = "own/"  # before the name of what a client keeps for itself
+
+
+class Rejected(Exception):
+    """Why an answer cannot be used."""
+
+
+class MaskMissing(Exception):
+    """The client does not hold the mask in force, or a mask of its own that the server counts on."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a client is told beside the arrays of its download."""
+
+    t: int
+    mask_version: int
+    sparse: bool  # whether there is a mask
+    own: int  # the round after which it must hold what it keeps for itself; -1: it has none, or it comes along
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a node holds of its last round; to the server, the round and the version alone."""
+
+    version: int = -1  # of the mask
+    t: int = -1
+    arrays: Tensors = field(default_factory=dict)
+
+
+def download(site: Federation, state: State, n: int, held: Held) -> tuple[Order, Tensors]:
+    """What client n needs for its round, at a node that holds this."""
+    method, layout = site.method, site.clients.layout
+    own = state.own.get(n, {})
+    # Batch norms of its own stand in the place of the server's.
+    w, statistics = site.clients.with_norms(state.w, state.statistics, own)
+    tensors = {**state.memory, "w": w, "statistics": statistics}
+    if state.m is not None:
+        tensors["mask"] = layout.flat_mask(state.m, like=w)
+    payload = method.download(state.replace(held=(held.version,) * len(state.held)), n)
+    arrays = payload.pack(layout, tensors, None if payload.kept is None else state.m)
+    kept = own_arrays(layout, own)
+    order = Order(state.t, state.mask_version, state.m is not None, held.t if kept else -1)
+    return order, arrays if held.t >= 0 else arrays | kept
+
+
+def begin(site: Federation, order: Order, arrays: Mapping[str, Tensor], n: int, held: Held) -> State:
+    """The state with which client n begins its round; MaskMissing if its node does not hold what it should."""
+    method, layout = site.method, site.clients.layout
+    own = {k: v for k, v in arrays.items() if k.startswith(OWN)}
+    arrays = {k: v for k, v in arrays.items() if k not in own}
+    if order.own >= 0:
+        if held.t != order.own:
+            raise MaskMissing
+        own = {k: v for k, v in held.arrays.items() if k.startswith(OWN)}
+    comes = "mask" in arrays
+    m = None if not order.sparse else layout.full_mask(None) if comes else _held_mask(layout, order, held)
+    holds = (-1 if comes else order.mask_version,) * site.exp.clients
+    empty, others = torch.empty(0), arrays.keys() - {"w", "statistics", "mask"}
+    memory = dict.fromkeys(others, empty)
+    state = State(order.t, empty, m, empty, order.mask_version, holds, memory, {n: _own_tensors(layout, own)})
+    # Only now it is known in which form each part has come.
+    payload = method.download(state, n)
+    tensors = payload.unpack(layout, arrays, None if payload.kept is None else m)
+    m = layout.mask_of(tensors["mask"]) if comes else m
+    return _on(site, state.replace(m=m, memory={k: tensors[k] for k in others}), tensors)
+
+
+def _held_mask(layout: Layout, order: Order, held: Held) -> Mask:
+    """The mask in force, from a node that holds it."""
+    if held.version != order.mask_version:
+        raise MaskMissing
+    if "mask" not in held.arrays:  # the model was dense, and nothing has gone since
+        return layout.full_mask(None)
+    return layout.mask_of(MASK.unpack(layout, held.arrays["mask"], None))
+
+
+def _on(site: Federation, state: State, tensors: Tensors) -> State:
+    """The state with these weights and statistics, on the client's device."""
+    device = site.clients.device
+    m = state.m and {k: v.to(device) for k, v in state.m.items()}
+    memory = {k: v.to(device) for k, v in state.memory.items()}
+    own = {n: {k: v.to(device) for k, v in kept.items()} for n, kept in state.own.items()}
+    w, statistics = tensors["w"].to(device), tensors["statistics"].to(device)
+    return state.replace(w=w, m=m, statistics=statistics, memory=memory, own=own)
+
+
+def upload(site: Federation, state: State, n: int, result: Upload) -> Tensors:
+    """What client n sends after its round; its mean loss travels by itself."""
+    payload, m = _upload(site, state, n)
+    own = {OWN + k: v for k, v in result.own.items()}
+    if unknown := own.keys() - payload.parts.keys():
+        name = min(unknown)
+        raise ValueError(
+            f"upload: {site.exp.method} must name {name!r} among its parts; else a restart would lose what the client "
+            "keeps for itself"
+        )
+    return payload.pack(site.clients.layout, result.values | own, m)
+
+
+def unpack_upload(site: Federation, state: State, n: int, arrays: Mapping[str, Tensor], loss: object) -> Upload:
+    """The result of client n's round, or Rejected."""
+    if type(loss) is not float:
+        raise Rejected(f"its loss is {loss!r:.100}; it must be a number")
+    payload, m = _upload(site, state, n)
+    tensors = unpacked(site, payload, arrays, m)
+    # Weights as large as this are finite, but the next forward pass is not.
+    if (tensors["w"].abs() > LARGEST).any():
+        raise Rejected(f"w holds a number larger than {LARGEST:g}")
+    tensors["loss"] = torch.tensor(loss, dtype=torch.get_default_dtype(), device=site.clients.device)
+    if not tensors["loss"].isfinite():
+        raise Rejected("loss holds a number that is not finite")
+    own = {k.removeprefix(OWN): v for k, v in tensors.items() if k.startswith(OWN)}
+    return Upload({k: v for k, v in tensors.items() if not k.startswith(OWN)}, own)
+
+
+def unpacked(site: Federation, payload: Payload, arrays: Mapping[str, Tensor], m: Mask | None) -> Tensors:
+    """What a client has packed, on the server's device; or Rejected."""
+    try:
+        tensors = payload.unpack(site.clients.layout, arrays, m)
+    except ValueError as error:
+        raise Rejected(str(error)) from error
+    return {k: v.to(site.clients.device) for k, v in tensors.items()}
+
+
+def _upload(site: Federation, state: State, n: int) -> tuple[Payload, Mask | None]:
+    """What client n uploads, and the mask of the values that are kept."""
+    payload = site.method.upload(state, n)
+    return payload, None if payload.kept is None else site.method.client_mask(state, n)
+
+
+def kept_arrays(site: Federation, state: State, n: int, result: Upload) -> Tensors:
+    """What the node caches after client n's round."""
+    layout, own = site.clients.layout, {**state.own.get(n, {}), **result.own}
+    mask = {} if state.m is None else {"mask": MASK.pack(layout, layout.flat_mask(state.m, like=state.w), None)}
+    return mask | own_arrays(layout, own)
+
+
+def own_arrays(layout: Layout, own: Mapping[str, Tensor]) -> Tensors:
+    """What a client keeps for itself, as a node caches it and as a node that lost it is sent it again."""
+    kept = {k: v for k, v in own.items() if k != "norms"}  # which travel as weights and statistics
+    return {OWN + k: MASK.pack(layout, v, None) if k == "mask" else v.cpu() for k, v in kept.items()}
+
+
+def _own_tensors(layout: Layout, arrays: Mapping[str, Tensor]) -> Tensors:
+    """The same again."""
+    named = {k.removeprefix(OWN): v for k, v in arrays.items()}
+    return {k: MASK.unpack(layout, v, None) if k == "mask" else v for k, v in named.items()}

@@ -1,0 +1,1 @@
+"""Tools for notebooks: explorer, exercises, live curves and charts."""

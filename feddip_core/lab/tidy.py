@@ -1,0 +1,30 @@
+"""Make executed notebooks ready to be kept: python -m feddip_core.lab.tidy notebooks/*.ipynb"""
+
+import sys
+from pathlib import Path
+
+import nbformat
+
+
+def tidy(path: str | Path) -> None:
+    """Take out what changes with every run and is no result: execution times, kernel versions, widgets.
+
+    A widget without its kernel is an error message; the picture that stands beside it in the output stays.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        cell.metadata.pop("papermill", None)
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output.data.pop("application/vnd.jupyter.widget-view+json", None)
+    nbformat.write(notebook, path)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        tidy(name)

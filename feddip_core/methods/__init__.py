@@ -1,0 +1,31 @@
+"""The methods, one file each, and the one place where they are registered."""
+
+from ..client import Clients
+from ..experiment import METHODS, Experiment
+from ..method import Method
+from .fedavg import FedAvg, FedProx
+from .feddip import DPF, FedDIP, FedDIPProx, FedDP
+from .feddst import FedDST
+from .prunefl import PruneFL
+from .prunetrain import PruneTrain
+from .released import baselines
+from .released import feddip as switches
+from .snip import Snip
+
+METHODS |= {
+    cls.name: cls
+    for cls in (FedAvg, FedProx, FedDP, DPF, FedDIP, FedDIPProx, PruneFL, Snip, PruneTrain, FedDST)
+}  # fmt: skip
+FedDP.switches, FedDIP.switches = switches.MASKS, switches.ALL
+DPF.switches = {k: v for k, v in switches.MASKS.items() if k != "initial_mask"}  # it has none
+Snip.released, PruneFL.released = baselines.ReleasedSnip, baselines.ReleasedPruneFL
+PruneTrain.released, FedDST.released = baselines.ReleasedPruneTrain, baselines.ReleasedFedDST
+
+
+def method_of(exp: Experiment, clients: Clients) -> Method:
+    """The method of an experiment: its class, with what its switches change put before it."""
+    cls = exp.method_class
+    mixins = [mixin for k, (_, values) in cls.switches.items() if (mixin := values[getattr(exp, k)])]
+    if mixins:
+        cls = type(cls.__name__, (*mixins, cls), {k: getattr(cls, k) for k in ("label", "colour", "line")})
+    return cls(exp, clients)

@@ -1,0 +1,80 @@
+"""FedDIP (Long et al., 2023), and what is left of it without its parts: FedDP, DPF; and with a proximal term."""
+
+import math
+from functools import partial
+from typing import ClassVar
+
+from .. import masks
+from ..client import add_group_penalty_
+from ..method import Method
+from ..schedules import lambda_at, sparsity_at
+from ..settings import Setting, real, whole
+from .fedavg import PROX_MU, proximal
+
+SPARSITY_INITIAL = real(None, 0, 1, "s_0, fraction of zeros in the first mask", open_high=True)
+SPARSITY_TARGET = real(None, 0, 1, "s_p, fraction of zeros at the end", open_high=True)
+SCHEDULE: dict[str, Setting] = dict(
+    sparsity_initial=SPARSITY_INITIAL,
+    sparsity_target=SPARSITY_TARGET,
+    reconfigure_every=whole(5, 1, "R, rounds from one mask to the next"),
+)
+PENALTY: dict[str, Setting] = dict(
+    lambda_max=real(None, 0, math.inf, "λ_max, of the group penalty"),
+    lambda_steps=whole(10, 1, "Q, steps in which the penalty grows"),
+)
+
+
+class FedDP(Method):
+    """An ERK mask first, then every R rounds the largest weights of the average, ever fewer of them."""
+
+    name, label, colour, line = "feddp", "FedDP", "#56B4E9", "-."
+    settings: ClassVar[dict[str, Setting]] = SCHEDULE
+
+    def first_mask(self, w):
+        return self.erk_mask(self.exp.sparsity_initial)
+
+    def next_mask(self, w, m, t):
+        tau = self.tau(t)
+        return m if tau is None else self.choose(w, m, self.sparsity(tau))
+
+    def choose(self, w, m, s):
+        """The largest |w| over all layers together; among them may be weights that were pruned before."""
+        return None if s == 0 else masks.magnitude_mask(w, s)
+
+
+class DPF(FedDP):
+    """FedDP from a dense start (Lin et al., 2020, federated)."""
+
+    name, label, colour, line = "dpf", "DPF", "#009E73", ":"
+    settings: ClassVar[dict[str, Setting]] = {k: v for k, v in SCHEDULE.items() if k != "sparsity_initial"}
+
+    def first_mask(self, w):
+        return None
+
+    def sparsity(self, t):
+        return sparsity_at(t, T=self.exp.rounds, s_0=0.0, s_p=self.exp.sparsity_target)
+
+
+class FedDIP(FedDP):
+    """FedDP under a penalty on the norm of each layer, which grows in Q steps (Eq. 8 and 9)."""
+
+    name, label, colour, line = "feddip", "FedDIP", "#D55E00", "-"
+    settings: ClassVar[dict[str, Setting]] = SCHEDULE | PENALTY
+
+    def lam(self, t):
+        exp = self.exp
+        return lambda_at(t, T=exp.rounds, lambda_max=exp.lambda_max, Q=exp.lambda_steps)
+
+    def terms(self, t, start):
+        lam = self.lam(t)
+        return [partial(add_group_penalty_, layers=self.layout.layers, lam=lam)] if lam else []
+
+
+class FedDIPProx(FedDIP):
+    """FedDIP, with each client held near the pruned model that it was sent."""
+
+    name, label, colour, line = "feddip_prox", "FedDIP+Prox", "#CC79A7", "--"
+    settings: ClassVar[dict[str, Setting]] = SCHEDULE | PENALTY | dict(prox_mu=PROX_MU)
+
+    def terms(self, t, start):
+        return super().terms(t, start) + proximal(self.exp.prox_mu, start)

@@ -1,0 +1,180 @@
+"""PruneFL (Jiang et al., 2022): weights earn their place by squared gradient for the time that they cost."""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .. import masks
+from ..communication import DENSE, MASK, Form, Payload
+from ..masks import Mask, Weights, flat, largest, unflat
+from ..method import Method
+from ..models import prunable
+from ..settings import Setting, whole
+from ..state import State, Tensors
+from ..streams import global_stream
+from .feddip import SCHEDULE
+
+SECONDS_PER_USE = 1e-3  # of a multiply-add, where sending a weight takes 1: a slow link
+PASSES, MOST_PASSES, BATCHES = 50, 1000, 10  # of the one client that finds the first mask
+
+
+class Prunable(Form):
+    """The prunable weights alone, kept or not; the others are zero on arrival."""
+
+    def count(self, layout, kept):
+        return layout.prunable_size
+
+    def pack(self, layout, v, m):
+        return torch.cat([v[layer] for layer in layout.layers])
+
+    def unpack(self, layout, array, m):
+        whole = torch.zeros(layout.size, dtype=array.dtype, device=array.device)
+        for layer, part in zip(layout.layers, array.split([z.stop - z.start for z in layout.layers]), strict=True):
+            whole[layer] = part
+        return whole
+
+
+class PruneFL(Method):
+    """One client finds the first mask; every R rounds the mask follows the squared gradients since the last one."""
+
+    name, label, colour, line = "prunefl", "PruneFL", "#0072B2", "-."
+    settings: ClassVar[dict[str, Setting]] = SCHEDULE | dict(
+        reconfigure_every=whole(20, 1, "R, rounds from one mask to the next")
+    )
+    smoke: ClassVar[dict[str, Any]] = dict(reconfigure_every=4)
+    feedback = False
+    questions: ClassVar[dict[str, dict[str, Form]]] = {"find_mask": {"w": DENSE, "mask": MASK}}
+
+    def start(self, w, ask):
+        if self.exp.sparsity_target == 0:
+            return w, None, {}
+        found = ask([0], "find_mask", w=w)[0]
+        return found["w"], self.layout.mask_of(found["mask"]), {}
+
+    def sketch(self, w):
+        s = self.exp.sparsity_initial if self.exp.sparsity_target else 0.0
+        return w, masks.magnitude_mask(self.layout.weights(w), s) if self.exp.sparsity_target else None, {}
+
+    def find_mask(self, n: int, w: Tensor) -> Tensors:
+        """At client n: weights that it has trained by itself, and the mask that it has found."""
+        with global_stream(self.clients.device, self.exp.seed, "prunefl"):
+            w, m = self.found(n, w.clone())
+        return {"w": w, "mask": self.layout.flat_mask(m, like=w)}
+
+    def found(self, n: int, w: Tensor) -> tuple[Tensor, Mask]:
+        """The client trains on ten batches and prunes every 50 passes, by at most 30 %, until s_0 is reached."""
+        # Differs from PruneFL, which stops when five densities in a row change little: here the density is given.
+        batches = list(islice(self.clients.batches(n, 0, "prunefl"), BATCHES))
+        m, goal, passes = self.layout.full_mask(None, self.clients.device), self.keep(self.exp.sparsity_initial), 0
+        while masks.kept(m) > goal or passes == 0:
+            summed = Summed(w)
+            for _ in range(PASSES):
+                loss = self.clients.train_(w, m, batches, terms=[summed], feedback=False)
+            passes += PASSES
+            trained = self.accuracy(w, batches) >= 1.5 / self.outputs(batches[0][0])
+            if trained or passes >= MOST_PASSES or not loss.isfinite():
+                keep = max(goal, masks.kept(m) - max(1, int(0.3 * masks.kept(m))))
+                m = self.adjusted(w, summed.total.square(), m, keep, r=0)
+                w = self.layout.prune(w, m)
+        return w, m
+
+    @torch.no_grad()
+    def accuracy(self, w: Tensor, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
+        """Of these weights on these batches, in training mode, as they were trained."""
+        clients = self.clients
+        tensors = self.layout.views(w) | clients.buffers(clients.first_statistics.clone())
+        right = [(functional_call(clients.net.train(), tensors, (x,)).argmax(1) == y).double() for x, y in batches]
+        return float(torch.cat(right).mean())
+
+    @torch.no_grad()
+    def outputs(self, x: Tensor) -> int:
+        """How many classes the network tells apart."""
+        return self.clients.net.eval()(x[:1]).shape[1]
+
+    def terms(self, t, start):
+        return [Summed(start)]
+
+    def finish(self, upload, terms, m, state, n):
+        return upload if m is None else upload.plus(g2=self.of_prunable(terms[0].total.square()))
+
+    def of_prunable(self, v: Tensor) -> Tensor:
+        """The vector with zeros where nothing is ever pruned: that part decides nothing, and does not travel."""
+        return PRUNABLE.unpack(self.layout, PRUNABLE.pack(self.layout, v, None), None)
+
+    def next(self, average, state):
+        w, m, t = average.mean["w"], state.m, state.t
+        if m is None:
+            return w, None, {}
+        g2, tau = state.memory.get("g2", 0) + average.mean["g2"], self.tau(t)
+        if tau is None:
+            return w, m, {"g2": g2}
+        return w, self.adjusted(w, g2, m, self.keep(self.sparsity(tau)), r=t), {}
+
+    def adjusted(self, w: Tensor, g2: Tensor, m: Mask, keep: int, r: int) -> Mask:
+        """The mask that keeps `keep` weights after round r."""
+        uses = uses_of(self.clients.net, self.clients.data.sample)
+        squares = self.layout.weights(g2)
+        value = {k: squares[k] / (1 + SECONDS_PER_USE * uses[k]) for k in squares}
+        return prunefl_mask(self.layout.weights(w), value, m, keep, drop=0.3 * 2 ** (-r / 10_000))
+
+    def keep(self, s: float) -> int:
+        """n_w − round(s · n_w)."""
+        return self.layout.prunable_size - round(s * self.layout.prunable_size)
+
+    def upload(self, state: State, n: int) -> Payload:
+        """The kept weights, and a squared gradient for each prunable weight, which the server adds up."""
+        plain = super().upload(state, n)
+        return plain if state.m is None else plain.plus({"g2": PRUNABLE})
+
+
+PRUNABLE = Prunable()
+
+
+class Summed:
+    """A term that adds nothing and sums the gradients that pass, or keeps the last."""
+
+    def __init__(self, like: Tensor, last_only: bool = False):
+        self.total, self.keep = torch.zeros_like(like), 0.0 if last_only else 1.0
+
+    def __call__(self, g: Tensor, u: Tensor) -> None:
+        self.total.mul_(self.keep).add_(g)
+
+
+def prunefl_mask(w: Weights, value: Weights, m: Mask, keep: int, drop: float) -> Mask:
+    """Each layer keeps the largest (1 − d) of its active |w|; the rest of `keep` goes to the largest value."""
+    safe = {}
+    for k, v in w.items():
+        active = int(m[k].sum())
+        safe[k] = largest(v.abs().masked_fill(~m[k], -1), active - int(drop * active))
+    # `keep` has the last word: a keep-set that is too large loses its smallest weights, whatever their layer.
+    safe_flat = flat(safe)
+    order = torch.where(safe_flat, torch.inf, flat(value))
+    if int(safe_flat.sum()) > keep:
+        order = torch.where(safe_flat, flat(w).abs(), -torch.inf)
+    return unflat(largest(order, keep), w)
+
+
+def uses_of(net: nn.Module, x: Tensor) -> dict[str, int]:
+    """How often one sample's forward pass uses each prunable weight: the positions of its layer's output."""
+    counts = positions(net, x)
+    return {k: counts.get(k, 0) for k in prunable(net)}
+
+
+def positions(net: nn.Module, x: Tensor) -> dict[str, int]:
+    """Of each convolution and linear layer, how often one sample uses each of its weights."""
+    counts: dict[str, int] = {}
+    names = {module: f"{k}.weight" for k, module in net.named_modules()}
+
+    def count(module, _, output):
+        counts[names[module]] = output[0].numel() // len(module.weight)
+
+    hooks = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    with torch.no_grad():
+        net.eval()(x)
+    for hook in hooks:
+        hook.remove()
+    return counts

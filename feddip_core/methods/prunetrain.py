@@ -1,0 +1,176 @@
+"""PruneTrain (Lym et al., 2019), federated: a penalty on every channel; one that it pushes to zero is removed."""
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx, nn
+
+from .. import masks
+from ..communication import Form, as_bits, as_bytes
+from ..layout import Layout
+from ..masks import Mask, Weights
+from ..method import Method
+from ..settings import Setting, real, whole
+
+# Where two streams of channels meet, as functions and as a tensor's methods.
+SUMS = (
+    operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul,
+    torch.add, torch.sub, torch.mul, "add", "add_", "sub", "sub_", "mul", "mul_",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Structure:
+    """How a network's prunable layers hang together."""
+
+    first: tuple[str, ...]  # those that read the input: no channel of it can go
+    last: tuple[str, ...]  # those that write the output
+    streams: tuple[tuple[str, ...], ...]  # those that write into one sum: an output channel goes in all or in none
+
+    @classmethod
+    def of(cls, net: nn.Module, prunable: Sequence[str]) -> "Structure":
+        """Found by tracing the network."""
+        try:
+            graph = fx.symbolic_trace(net).graph
+        except Exception as error:  # control flow that depends on values, in whatever way it fails
+            raise ValueError(
+                f"method: 'prunetrain' is not allowed; it must know how the layers of {type(net).__name__} hang "
+                f"together, and the network cannot be traced ({str(error).splitlines()[0]})"
+            ) from error
+        layers = {k for k, v in net.named_modules() if isinstance(v, nn.Conv2d | nn.Linear)}
+        writers: dict[Any, frozenset[str]] = {}  # of each value, the layers that have written its channels
+        first, last, sums = [], frozenset[str](), list[frozenset[str]]()
+        for node in graph.nodes:
+            sources = [writers[source] for source in node.all_input_nodes]
+            if node.op == "call_module" and node.target in layers:
+                first += [f"{node.target}.weight"] if not sources[0] else []
+                writers[node] = frozenset([f"{node.target}.weight"])
+                continue
+            writers[node] = frozenset().union(*sources)
+            if node.target in SUMS and len(sources) > 1:
+                sums.append(writers[node])
+            last = writers[node] if node.op == "output" else last
+        # Layers that are never pruned write too, but with a say in it no channel would ever go.
+        own = [tuple(k for k in prunable if k in group) for group in _joined(sums)]
+        reading, writing = (tuple(k for k in prunable if k in side) for side in (first, last))
+        return cls(reading, writing, tuple(group for group in own if len(group) > 1))
+
+
+def _joined(groups: Sequence[frozenset[str]]) -> list[frozenset[str]]:
+    """Groups that share a layer, as one."""
+    joined: list[frozenset[str]] = []
+    for group in groups:
+        touching = [other for other in joined if other & group]
+        joined = [other for other in joined if not other & group] + [group.union(*touching)]
+    return joined
+
+
+class Channels(Form):
+    """A mask of whole channels: one bit per output channel that can go and one per input channel."""
+
+    bits_each = 1
+
+    def __init__(self, structure: Structure):
+        self.structure = structure
+
+    def _axes(self, layout: Layout) -> list[tuple[str, int]]:
+        rows = [(k, 0) for k in layout.prunable if k not in self.structure.last]
+        return rows + [(k, 1) for k in layout.prunable if k not in self.structure.first]
+
+    def count(self, layout, kept):
+        return sum(layout.shapes[k][axis] for k, axis in self._axes(layout))
+
+    def pack(self, layout, v, m):
+        keep = layout.mask_of(v)
+        return as_bytes(torch.cat([keep[k].transpose(0, axis).flatten(1).any(1) for k, axis in self._axes(layout)]))
+
+    def unpack(self, layout, array, m):
+        axes = self._axes(layout)
+        bits = as_bits(array, self.count(layout, None)).split([layout.shapes[k][axis] for k, axis in axes])
+        flat = torch.ones(layout.size, device=array.device)
+        views = layout.weights(flat)
+        for (k, axis), keep in zip(axes, bits, strict=True):
+            views[k].transpose(0, axis)[~keep] = 0
+        return flat
+
+
+class PruneTrain(Method):
+    """Its sparsity is not controlled: a channel whose largest weight falls below the threshold goes."""
+
+    name, label, colour, line = "prunetrain", "PruneTrain", "#A89B00", ":"
+    settings: ClassVar[dict[str, Setting]] = dict(
+        # The paper searches it on a grid of 1e-1 … 1e-5.
+        lambda_max=real(1e-4, 0, math.inf, "the penalty's constant weight"),
+        reconfigure_every=whole(1, 1, "R, rounds from one look at the channels to the next"),
+        prunetrain_threshold=real(1e-4, 0, math.inf, "largest |w| below which a channel is removed"),
+    )
+    smoke: ClassVar[dict[str, Any]] = dict(reconfigure_every=1)
+    feedback = False
+    plan_is_a_bound = True
+
+    def __init__(self, exp, clients):
+        super().__init__(exp, clients)
+        self.structure = Structure.of(clients.net, self.layout.prunable)
+        for group in self.structure.streams:
+            if len({self.layout.shapes[k][0] for k in group}) > 1:
+                needs = f"the layers {', '.join(group)} meet in one sum, but have different numbers of channels"
+                raise ValueError(f"method: 'prunetrain' is not allowed; {needs}")
+        self.mask_form = Channels(self.structure)
+
+    def lam(self, t):
+        return self.exp.lambda_max
+
+    def terms(self, t, start):
+        lam = self.lam(t)
+        return [partial(add_channel_penalty_, layout=self.layout, structure=self.structure, lam=lam)] if lam else []
+
+    def next_mask(self, w, m, t):
+        if self.tau(t) is None:
+            return m
+        keep = {k: torch.ones_like(v, dtype=torch.bool) for k, v in w.items()} if m is None else m
+        new = channel_mask(w, keep, self.exp.prunetrain_threshold, self.structure)
+        return None if masks.sparsity_of(new) == 0 else new
+
+
+def add_channel_penalty_(
+    g: Tensor, u: Tensor, layout: Layout, structure: Structure, lam: float, eps: float = 1e-8
+) -> None:
+    """g ← g + λ ∇(Σ ‖output channel‖₂ + Σ ‖input channel‖₂), each norm √(Σw² + ε), over the prunable layers.
+
+    Layers that read the network's input have no input groups, those that write its output no output groups.
+    """
+    weights, into = layout.weights(u), layout.weights(g)
+    for k, v in weights.items():
+        if k not in structure.last:
+            into[k].addcdiv_(v, channel_norms(v, 0, eps), value=lam)
+        if k not in structure.first:
+            into[k].addcdiv_(v, channel_norms(v, 1, eps), value=lam)
+
+
+def channel_norms(v: Tensor, axis: int, eps: float = 0.0) -> Tensor:
+    """√(Σw² + ε) of each output (axis 0) or input (axis 1) channel, shaped to divide the weights by it."""
+    others = [i for i in range(v.ndim) if i != axis]
+    return v.square().sum(others, keepdim=True).add(eps).sqrt()
+
+
+def channel_mask(w: Weights, m: Mask, threshold: float, structure: Structure) -> Mask:
+    """A channel whose largest |w| is below the threshold goes, but no output of the network and no input of it.
+
+    Layers that write into one sum lose an output channel together or not at all.
+    """
+    rows = {k: v.flatten(1).abs().amax(1) >= threshold for k, v in w.items()}
+    for stream in structure.streams:
+        rows |= dict.fromkeys(stream, torch.stack([rows[k] for k in stream]).any(0))
+    new = {}
+    for k, keep in m.items():
+        new[k] = keep.clone()
+        if k not in structure.last:
+            new[k][~rows[k]] = False
+        if k not in structure.first:
+            new[k][:, w[k].transpose(0, 1).flatten(1).abs().amax(1) < threshold] = False
+    return new

@@ -1,0 +1,1 @@
+"""What the code released in the FedDIP repository does instead, method by method."""

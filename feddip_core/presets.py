@@ -1,0 +1,42 @@
+"""Table II of the paper, and two smaller scales. A method takes of these what it reads."""
+
+from typing import Any
+
+CLASSES = {"fashion_mnist": 10, "fashion_mini": 10, "cifar10": 10, "cifar100": 100}
+MODEL_OF = {"fashion_mnist": "lenet5", "fashion_mini": "lenet5", "cifar10": "alexnet", "cifar100": "resnet18"}
+PRESETS = ("paper", "laptop", "smoke")
+
+# Table II, one row per data set; s_p is given in Section VI-B.
+TABLE_II: dict[str, dict[str, Any]] = {
+    "fashion_mnist": dict(
+        learning_rate=0.01, batch_size=64, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3
+    ),
+    "cifar10": dict(
+        learning_rate=0.1, batch_size=128, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3
+    ),
+    "cifar100": dict(
+        learning_rate=0.1, batch_size=128, sparsity_initial=0.05, sparsity_target=0.8, lambda_max=5e-3
+    ),
+}  # fmt: skip
+PAPER = dict(clients=50, clients_per_round=5, rounds=1000, lambda_steps=10, local_epochs=5)
+# Real data, fewer rounds, and for the two large models fewer channels. Steps, not channels, end the plateau on which
+# AlexNet starts, so only ResNet-18 takes fewer of them per round.
+LAPTOP: dict[str, dict[str, Any]] = {
+    "fashion_mnist": dict(rounds=80),
+    "cifar10": dict(rounds=160, width=0.125),
+    "cifar100": dict(rounds=40, width=0.125, local_epochs=2),
+}
+SMOKE: dict[str, Any] = dict(
+    clients=10, clients_per_round=3, rounds=16, lambda_steps=4, local_epochs=2, batch_size=32, learning_rate=0.2,
+    reconfigure_every=2,
+)  # fmt: skip
+
+
+def preset(name: str, dataset: str | None) -> dict[str, Any]:
+    """The settings of a preset, its data set among them."""
+    if name not in PRESETS:
+        raise ValueError(f"preset: {name!r} is not allowed; it must be one of {', '.join(PRESETS)}")
+    dataset = dataset or ("fashion_mini" if name == "smoke" else "fashion_mnist")
+    if name != "smoke" and dataset not in TABLE_II:
+        raise ValueError(f"dataset: {dataset!r} is not allowed; the {name} preset has {', '.join(TABLE_II)}")
+    return dict(dataset=dataset) | PAPER | {"paper": {}, "laptop": LAPTOP.get(dataset, {}), "smoke": SMOKE}[name]

@@ -1,0 +1,1 @@
+"""Tables, figures and theory, made from the records of runs."""

@@ -1,0 +1,60 @@
+"""What several test modules share."""
+
+import torch
+
+from feddip_core.engine import measure
+from feddip_core.engine.assembly import assemble
+
+
+def same(a, b):
+    """Two runs with the same bits in weights, masks and metrics, but for the time they took."""
+    return (
+        same_model(a, b)
+        and all(torch.equal(a.mask[k], b.mask[k]) for k in a.mask)
+        and all(torch.equal(a.statistics[k], b.statistics[k]) for k in a.statistics)
+        and a.metrics.drop(columns="seconds").equals(b.metrics.drop(columns="seconds"))
+    )
+
+
+def same_model(a, b):
+    """Two runs whose weights have the same bits."""
+    return all(torch.equal(a.weights[k], b.weights[k]) for k in a.weights)
+
+
+def states(exp, dataset):
+    """The states of a run, one after the other: (federation, state, row of metrics or None)."""
+    federation = assemble(exp, dataset)
+    state = federation.start()
+    yield federation, state, None
+    for _ in range(exp.rounds):
+        before = state
+        state, row = one_round(federation, before)
+        yield federation, state, row
+
+
+def one_round(federation, state):
+    """The next state, and the row of metrics of the round that led to it."""
+    after, done = federation.round(state)
+    return after, measure.row(federation, state, after, done, 0.0)
+
+
+def trained(federation, state, n):
+    """The weights that client n uploads."""
+    return federation.train_client(state, n).values["w"]
+
+
+def model_and_mask_bits(federation, state):
+    """What the kept weights of a state take, and what its mask takes."""
+    layout = federation.clients.layout
+    kept = sum(int(keep.sum()) for keep in state.m.values())
+    return 32 * (layout.size - layout.prunable_size + kept), layout.prunable_size
+
+
+def tensors(lists):
+    """Layers of a made-up network, from lists of numbers."""
+    return {f"layer{i}": torch.tensor(v) for i, v in enumerate(lists)}
+
+
+def lists(mask):
+    """A mask as lists."""
+    return [v.tolist() for v in mask.values()]

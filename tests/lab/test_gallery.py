@@ -1,0 +1,101 @@
+"""The static site: every notebook, all its figures, no request off the machine; in a browser in test_browser.py."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from feddip_core.lab import gallery, tidy
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
+
+
+def pages(site):
+    return {path.stem: path.read_text() for path in site.parent.glob("*.html")}
+
+
+def test_every_notebook_has_a_page_a_card_and_a_thumbnail(site):
+    stems = {path.stem for path in NOTEBOOKS}
+    assert set(pages(site)) == stems | {"index"}
+    index = site.read_text()
+    for stem in stems:
+        assert index.count(f'href="{stem}.html"') == 1
+        assert f'<img src="{stem}.png"' in index
+        assert (site.parent / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+    assert index.index("Learn") < index.index("Methods") < index.index("Results")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_every_figure_is_there_with_its_words(site, path):
+    cells = nbformat.read(path, as_version=4).cells
+    figures = [o for cell in cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
+    images = re.findall(r"<img[^>]*>", pages(site)[path.stem], re.S)
+    assert len(images) >= len(figures) > 0
+    assert all(re.search(r'alt="[^"]{10,}', image) for image in images)
+    assert all('src="data:image/' in image for image in images)
+
+
+def test_nothing_is_loaded_from_elsewhere_and_every_link_leads_somewhere(site):
+    for stem, page in pages(site).items():
+        assert "<script" not in page
+        assert not re.findall(r"""(?:src|@import|url)\s*[=(]\s*["']?(?:https?:)?//""", page), stem
+        for target in re.findall(r'(?:href|src)="([^"#]+)[^"]*"', page):
+            if not target.startswith(("data:", "https://", "http://")):
+                assert (site.parent / target).exists(), f"{stem}: {target}"
+
+
+def test_formulas_are_mathml_and_none_is_left_over(site):
+    everything = pages(site)
+    assert sum(page.count("<math") for page in everything.values()) > 50
+    for stem, page in everything.items():
+        for formula in re.findall(r"<math.*?</math>", page, re.S):
+            assert not re.search(r"\\[a-zA-Z]+", formula), f"{stem}: {formula}"
+        prose = re.sub(r"<pre.*?</pre>|<code.*?</code>|<math.*?</math>|<img[^>]*>", "", page, flags=re.S)
+        assert "$" not in prose, f"{stem}: {prose[max(0, prose.find('$') - 80) : prose.find('$') + 80]}"
+
+
+def test_links_between_notebooks_lead_to_pages_and_others_keep_their_words(tmp_path):
+    cells = [
+        nbformat.v4.new_markdown_cell("# A\n*b*\n\n[one](b.ipynb#x), [two](../README.md), [three](https://a.org/)")
+    ]
+    for name in "ab":
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / f"{name}.ipynb")
+    gallery.build([tmp_path / "a.ipynb", tmp_path / "b.ipynb"], tmp_path / "site")
+    page = (tmp_path / "site" / "a.html").read_text()
+    assert '<a href="b.html#x">one</a>, two, <a href="https://a.org/">three</a>' in page
+
+
+def test_what_is_collapsed_stays_collapsed(tmp_path):
+    hint = nbformat.v4.new_code_cell("secret = 1", execution_count=1, metadata={"jupyter": {"source_hidden": True}})
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# A"), hint])
+    page = gallery.page_of(notebook, [])
+    assert re.search(r"<details><summary>[^<]+</summary>.*secret.*</details>", page, re.S)
+
+
+def test_a_notebook_that_was_not_executed_is_refused_by_name(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# A"), nbformat.v4.new_code_cell("1")])
+    nbformat.write(notebook, tmp_path / "a.ipynb")
+    with pytest.raises(ValueError, match=r"a\.ipynb: not executed"):
+        gallery.build([tmp_path / "a.ipynb"], tmp_path / "site")
+
+
+def test_a_formula_that_cannot_be_shown_is_named():
+    with pytest.raises(ValueError, match="formula: "):
+        gallery.prose(r"$\left( x$")
+
+
+def test_a_tidied_notebook_has_its_results_and_nothing_that_changes(tmp_path):
+    view = "application/vnd.jupyter.widget-view+json"
+    shown = nbformat.v4.new_output("display_data", {"image/png": "AA==", view: {"model_id": "1"}, "text/plain": "x"})
+    cell = nbformat.v4.new_code_cell("1", outputs=[shown], metadata={"execution": {"at": "now"}, "tags": ["kept"]})
+    notebook = nbformat.v4.new_notebook(
+        cells=[cell], metadata={"language_info": {"name": "python", "version": "3.11.7"}}
+    )
+    nbformat.write(notebook, tmp_path / "a.ipynb")
+    tidy.tidy(tmp_path / "a.ipynb")
+    notebook = nbformat.read(tmp_path / "a.ipynb", as_version=4)
+    assert notebook.metadata["language_info"] == {"name": "python"}
+    (cell,) = notebook.cells
+    assert cell.metadata == {"tags": ["kept"]}
+    assert sorted(cell.outputs[0].data) == ["image/png", "text/plain"]
