@@ -117,6 +117,12 @@ def settings_of(method: str, rules: str = "paper") -> dict[str, Setting]:
     return COMMON | cls.settings | switches
 
 
+def _chosen(method: Any, rules: Any) -> dict[str, str]:
+    """Method and rules, checked first: they decide which other settings there are."""
+    given = {"method": name_of(method) if isinstance(method, type) else method, "rules": rules}
+    return {k: COMMON[k].checked(k, COMMON[k].default if v is None else v) for k, v in given.items()}
+
+
 class Experiment:
     """One federated training run. Defaults are the paper's Table II for the data set and the method.
 
@@ -126,16 +132,13 @@ class Experiment:
     """
 
     def __init__(self, **given: Any):
-        if isinstance(given.get("method"), type):
-            given["method"] = name_of(given["method"])
-        chosen = {k: COMMON[k].default if given.get(k) is None else given[k] for k in ("method", "rules")}
-        chosen = {k: COMMON[k].checked(k, v) for k, v in chosen.items()}
-        known = settings_of(**chosen)
+        chosen = _chosen(given.get("method"), given.get("rules"))
+        given, known = given | chosen, settings_of(**chosen)
         for name in given.keys() - known.keys():
             own = ", ".join(k for k in known if k not in COMMON) or "none"
             has = f"{chosen['method']} has no such setting; of its own it has {own}, and like every experiment"
-            raise ValueError(f"{name}: {given[name]!r} is not allowed; {has} {', '.join(COMMON)}")
-        values = chosen | {k: s.checked(k, given[k]) for k, s in known.items() if given.get(k) is not None}
+            raise ValueError(f"{name}: {given[name]!r:.200} is not allowed; {has} {', '.join(COMMON)}")
+        values = {k: s.checked(k, given[k]) for k, s in known.items() if given.get(k) is not None}
         self.__dict__.update(values)
         self.__dict__.update(self._defaults(known) | values)
         if missing := [k for k in known if getattr(self, k) is None and k != "model"]:
@@ -213,12 +216,10 @@ class Experiment:
         What is at a default stays at one: a new method, data set or rules bring their own, and what was set by hand
         is kept, unless the new method does not read it.
         """
-        if isinstance(changes.get("method"), type):
-            changes["method"] = name_of(changes["method"])
         defaults = self._defaults(self.settings)
         by_hand = {k: v for k, v in self.to_dict().items() if v != defaults[k]} | {"method": self.method}
-        method, rules = (changes.get(k) or getattr(self, k) for k in ("method", "rules"))
-        known = settings_of(method, rules)
+        kept = {k: getattr(self, k) if changes.get(k) is None else changes[k] for k in ("method", "rules")}
+        known = settings_of(**_chosen(**kept))
         return Experiment(**({k: v for k, v in by_hand.items() if k in known} | changes))
 
     def on_any_machine(self) -> "Experiment":
@@ -239,11 +240,10 @@ class Experiment:
         cls, name: str, dataset: str | None = None, method: str | type = "feddip", **overrides: Any
     ) -> "Experiment":
         """`paper`: Table II to the letter. `laptop`: real data in minutes. `smoke`: embedded data in seconds."""
-        settings = preset(name, dataset)
-        method = name_of(method) if isinstance(method, type) else method
-        known = settings_of(method, overrides.get("rules") or "paper")
+        settings, chosen = preset(name, dataset), _chosen(method, overrides.get("rules"))
+        known = settings_of(**chosen)
         if name == "smoke":
-            settings |= class_of(method).smoke
+            settings |= class_of(chosen["method"]).smoke
         return cls(method=method, **({k: v for k, v in settings.items() if k in known} | overrides))
 
 

@@ -87,12 +87,6 @@ def unflat(flat: Tensor, like: Weights) -> dict[str, Tensor]:
     return {k: part.view(v.shape) for (k, v), part in zip(like.items(), parts, strict=True)}
 
 
-def apply_mask(w: Weights, m: Mask) -> dict[str, Tensor]:
-    """w′ = m ⊙ w; what the mask does not name stays as it is."""
-    _check(m, w)
-    return {k: v * m[k] if k in m else v for k, v in w.items()}
-
-
 def sparsity_of(m: Mask) -> float:
     """s = 1 − kept / n_w, over all prunable weights."""
     return 1 - kept(m) / sum(v.numel() for v in m.values())

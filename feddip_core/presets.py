@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from .settings import choice
+
 CLASSES = {"fashion_mnist": 10, "fashion_mini": 10, "cifar10": 10, "cifar100": 100}
 MODEL_OF = {"fashion_mnist": "lenet5", "fashion_mini": "lenet5", "cifar10": "alexnet", "cifar100": "resnet18"}
 PRESETS = ("paper", "laptop", "smoke")
@@ -34,9 +36,8 @@ SMOKE: dict[str, Any] = dict(
 
 def preset(name: str, dataset: str | None) -> dict[str, Any]:
     """The settings of a preset, its data set among them."""
-    if name not in PRESETS:
-        raise ValueError(f"preset: {name!r} is not allowed; it must be one of {', '.join(PRESETS)}")
-    dataset = dataset or ("fashion_mini" if name == "smoke" else "fashion_mnist")
-    if name != "smoke" and dataset not in TABLE_II:
+    choice(None, PRESETS, "").checked("preset", name)
+    dataset = dataset if dataset is not None else "fashion_mini" if name == "smoke" else "fashion_mnist"
+    if name != "smoke" and not (isinstance(dataset, str) and dataset in TABLE_II):
         raise ValueError(f"dataset: {dataset!r} is not allowed; the {name} preset has {', '.join(TABLE_II)}")
-    return dict(dataset=dataset) | PAPER | {"paper": {}, "laptop": LAPTOP.get(dataset, {}), "smoke": SMOKE}[name]
+    return dict(dataset=dataset) | PAPER | {"paper": {}, "laptop": LAPTOP.get(str(dataset), {}), "smoke": SMOKE}[name]

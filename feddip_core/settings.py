@@ -4,7 +4,6 @@ An experiment and every method declare theirs with the functions below; so does 
 A default of None is filled in later: by the data set (Table II), the rules or the method.
 """
 
-import math
 import numbers
 import os
 import re
@@ -12,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+LARGEST = 3.4e38  # a weight in single precision beyond it is infinite
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Setting:
         """The value itself, or an error that names the field, the value and what is allowed."""
         parsed = self.parse(value)
         if parsed is None:
-            raise ValueError(f"{name}: {value!r} is not allowed; it must be {self.allowed}")
+            raise ValueError(f"{name}: {value!r:.200} is not allowed; it must be {self.allowed}")
         return parsed
 
 
@@ -35,9 +36,9 @@ def whole(default: int | None, low: int, note: str) -> Setting:
     """A whole number of at least `low`."""
 
     def parse(value: Any) -> int | None:
-        return int(value) if _is(value, numbers.Integral) and value >= low else None
+        return int(value) if _is(value, numbers.Integral) and low <= value < 2**63 else None
 
-    return Setting(default, parse, f"a whole number of at least {low}", note)
+    return Setting(default, parse, f"a whole number of at least {low}, below 2**63", note)
 
 
 def _is(value: Any, kind: type) -> bool:
@@ -48,14 +49,15 @@ def real(
     default: float | None, low: float, high: float, note: str, open_low: bool = False, open_high: bool = False
 ) -> Setting:
     """A finite number between `low` and `high`, ends included unless open."""
+    low, high = max(low, -LARGEST), min(high, LARGEST)
 
     def parse(value: Any) -> float | None:
-        good = _is(value, numbers.Real) and math.isfinite(value) and low <= value <= high
-        return float(value) if good and not (open_low and value == low) and not (open_high and value == high) else None
+        good = _is(value, numbers.Real) and low <= value <= high
+        good = good and not (open_low and value == low) and not (open_high and value == high)
+        return float(value) + 0.0 if good else None  # -0.0 + 0.0 is 0.0: one experiment, one id
 
-    left = f"{'(' if open_low else '['}{low:g}"
-    right = "∞)" if high == math.inf else f"{high:g}{')' if open_high else ']'}"
-    return Setting(default, parse, f"a number in {left}, {right}", note)
+    ends = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+    return Setting(default, parse, f"a number in {ends}", note)
 
 
 def flag(default: bool, note: str) -> Setting:
@@ -66,7 +68,7 @@ def flag(default: bool, note: str) -> Setting:
 def choice(default: str | None, options: Iterable[str], note: str) -> Setting:
     """One of a few words."""
     words = tuple(options)
-    return Setting(default, lambda value: value if value in words else None, f"one of {', '.join(words)}", note)
+    return matching(default, "|".join(map(re.escape, words)), f"one of {', '.join(words)}", note)
 
 
 def matching(default: str | None, pattern: str, allowed: str, note: str) -> Setting:
@@ -75,6 +77,6 @@ def matching(default: str | None, pattern: str, allowed: str, note: str) -> Sett
     def parse(value: Any) -> str | None:
         if isinstance(value, os.PathLike):
             value = str(Path(value).expanduser())
-        return value if isinstance(value, str) and re.fullmatch(pattern, value) else None
+        return str(value) if isinstance(value, str) and re.fullmatch(pattern, value) else None
 
     return Setting(default, parse, allowed, note)

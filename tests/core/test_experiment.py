@@ -9,7 +9,9 @@ import sys
 from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 from feddip_core import METHODS, Experiment, Method, choice, flag, real, whole
 from feddip_core.engine import sources
@@ -99,6 +101,54 @@ def test_a_methods_own_setting_is_checked_where_it_is_read(name):
                 Experiment(method=method, **{name: value})
 
 
+HOSTILE = [
+    pd.NA,
+    np.array([1, 2]),
+    np.array(["feddip", "snip"]),
+    ["feddip"],
+    {"a": 1},
+    b"iid",
+    10**400,
+    -(10**400),
+    3.5e38,
+]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_no_value_whatever_its_type_gets_another_error(name):
+    method = "feddip" if name == "method" else owner_of(name)
+    for value in HOSTILE:
+        with pytest.raises(ValueError, match=rf"^{name}: ") as caught:
+            Experiment(**({"method": method} | {name: value}))
+        assert " is not allowed; it must be " in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=lambda v: type(v).__name__)
+def test_presets_and_replace_check_what_they_choose_by(value):
+    for name in ("method", "rules"):
+        with pytest.raises(ValueError, match=rf"^{name}: .* is not allowed; it must be "):
+            Experiment.preset("smoke", **{name: value})
+        with pytest.raises(ValueError, match=rf"^{name}: .* is not allowed; it must be "):
+            Experiment().replace(**{name: value})
+    with pytest.raises(ValueError, match=r"^preset: .* is not allowed; it must be one of paper, laptop, smoke$"):
+        Experiment.preset(value)
+    for preset in ("smoke", "laptop"):
+        with pytest.raises(ValueError, match=r"^dataset: .* is not allowed; "):
+            Experiment.preset(preset, dataset=value)
+
+
+def test_zero_has_one_sign_and_a_word_one_type():
+    zero = Experiment(weight_decay=-0.0, momentum=np.float32(-0.0))
+    assert zero.run_id == Experiment(weight_decay=0.0).run_id
+    assert [math.copysign(1, zero.weight_decay), math.copysign(1, zero.momentum)] == [1, 1]
+    assert type(Experiment(rules=np.str_("paper"), dataset=np.str_("cifar10")).dataset) is str
+
+
+def test_the_largest_number_is_one_that_single_precision_holds():
+    assert Experiment(learning_rate=3.4e38).learning_rate == 3.4e38 < torch.finfo(torch.float32).max < 3.5e38
+    assert real(0.0, -math.inf, math.inf, "").checked("x", -3.4e38) == -3.4e38
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_none_leaves_a_setting_at_its_default(name):
     method = "feddip" if name == "method" else owner_of(name)
@@ -150,11 +200,13 @@ def test_the_released_prunetrain_reads_other_settings_than_the_papers():
 
 
 def test_messages_say_what_is_allowed():
-    with pytest.raises(ValueError, match=r"rounds: 0 is not allowed; it must be a whole number of at least 1$"):
+    with pytest.raises(
+        ValueError, match=r"rounds: 0 is not allowed; it must be a whole number of at least 1, below 2\*\*63$"
+    ):
         Experiment(rounds=0)
     with pytest.raises(ValueError, match=r"width: 9 is not allowed; it must be a number in \(0, 8\]$"):
         Experiment(width=9)
-    with pytest.raises(ValueError, match=r"learning_rate: 0 is not allowed; it must be a number in \(0, ∞\)$"):
+    with pytest.raises(ValueError, match=r"learning_rate: 0 is not allowed; it must be a number in \(0, 3.4e\+38\]$"):
         Experiment(learning_rate=0)
     with pytest.raises(
         ValueError, match=r"it must be one of fedavg, fedprox, feddp, dpf, feddip, feddip_prox, prunefl, "

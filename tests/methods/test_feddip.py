@@ -123,8 +123,7 @@ def test_a_dense_memory_is_centralised_dpf(tiny, mini):
     net, layout, m = federation.clients.net.train(), federation.clients.layout, None
     for t in range(4):
         for x, y in data.batches(mini, federation.clients.parts[0], 500, 1, stream(exp.seed, "batches", t, 0)):
-            pruned = masks.apply_mask(layout.views(w), m or {})
-            u = {k: v.clone().requires_grad_() for k, v in pruned.items()}
+            u = {k: v.clone().requires_grad_() for k, v in layout.views(layout.prune(w, m)).items()}
             loss = torch.nn.functional.cross_entropy(torch.func.functional_call(net, u, (x,)), y)
             g = layout.flat(dict(zip(u, torch.autograd.grad(loss, list(u.values())), strict=True)))
             w = w - 0.1 * 0.998**t * (g + 0.01 * w)
@@ -132,7 +131,7 @@ def test_a_dense_memory_is_centralised_dpf(tiny, mini):
             m = masks.magnitude_mask(layout.weights(w), 0.9 - 0.9 * (1 - (t + 1) / 4) ** 3)
     ours = run(exp)
     assert all(torch.equal(ours.mask[k], m[k]) for k in m)
-    for k, v in masks.apply_mask(layout.views(w), m).items():
+    for k, v in layout.views(layout.prune(w, m)).items():
         torch.testing.assert_close(ours.weights[k], v, rtol=1e-4, atol=1e-6)
 
 
