@@ -98,14 +98,12 @@ def train_(
 class Clients:
     """The clients of an experiment: their data, the network that each of them trains, and how it takes a step.
 
-    They are trained one after the other on one network, so memory grows neither with N nor with K. A `kernel` computes
-    `gradient` and `logits` by other means than PyTorch's.
+    They are trained one after the other on one network, so memory grows neither with N nor with K. `forward` is the
+    network as a function of its parameters; a `kernel`, if there is one, computes `gradient` and `logits` instead.
     """
 
-    def __init__(
-        self, exp: Experiment, dataset: data.Dataset, net: nn.Module, kernel: Any = None, forward: Forward | None = None
-    ):
-        self.exp, self.device, self.kernel = exp, torch.device(exp.device), kernel
+    def __init__(self, exp: Experiment, dataset: data.Dataset, net: nn.Module, kernel: Any, forward: Forward):
+        self.exp, self.device, self.kernel, self.forward = exp, torch.device(exp.device), kernel, forward
         self.data, self.net = dataset.to(self.device), net.to(self.device)
         self.parts = [i.to(self.device) for i in dataset.parts]
         self.layout = Layout.of(net)
@@ -113,7 +111,6 @@ class Clients:
         self.first_statistics = self.layout.statistics.flat(buffers).to(self.device)
         # A batch norm with momentum=None weighs a batch by how many it has seen: every client counts from the start.
         self.counters = {k: v.clone() for k, v in buffers.items() if not v.is_floating_point()}
-        self.forward = forward or self._forward
         own = models.norm_names(net) if exp.batch_norm == "local" else []
         places = [i for k in own for i in range(self.layout.size)[self.layout.spans[k]]]
         self.norms = torch.tensor(places, dtype=torch.int64, device=self.device)  # of w: each client's own
@@ -141,10 +138,6 @@ class Clients:
         counters = {k: v.clone() for k, v in self.counters.items()}
         statistics = self.first_statistics.clone() if statistics is None else statistics
         return eager_gradient(self.forward, self.buffers(statistics) | counters, loss_of)
-
-    def _forward(self, u: Tensor, statistics: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits of the network with parameters u; batch norms in training mode update `statistics` in place."""
-        return functional_call(self.net, {**self.layout.views(u), **statistics}, (x,))
 
     def buffers(self, statistics: Tensor) -> dict[str, Tensor]:
         return self.layout.statistics.views(statistics)

@@ -1,7 +1,6 @@
 """The paper's three networks (Section VI), written plainly.
 
-`width` scales every hidden width; 1 is the paper's. Convolutions and linear layers are prunable; biases and batch norms
-are not, nor are layers that the network's class names in `exempt`. A network of your own comes from a function.
+`width` scales every hidden width; 1 is the paper's. A network of your own comes from a function.
 """
 
 import math
@@ -111,16 +110,26 @@ def build(name: str, num_classes: int, width: float = 1.0, norm: str = "batch", 
     return MODELS[name](num_classes, width, **image, **({"norm": norm} if name == "resnet18" else {}))
 
 
+LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+
+
 def prunable(net: nn.Module) -> list[str]:
     """Names of the weights that a mask may remove, in the network's order.
 
-    Those of every convolution and linear layer, but for the layers that the network itself lists in `exempt`.
+    Those that multiply a layer's input: of every convolution, transposed or not, linear layer, attention, LSTM and GRU.
+    Never biases, norms and bare parameters; never an embedding, which starts with σ = 1 and would outlive all others
+    where magnitudes are compared. Nor layers that the network itself lists in `exempt`.
     """
-    exempt = getattr(net, "exempt", ())
-    layers = [k for k, v in net.named_modules() if isinstance(v, nn.Conv2d | nn.Linear)]
+    exempt, layers = getattr(net, "exempt", ()), {k: v for k, v in net.named_modules() if isinstance(v, LAYERS)}
     if unknown := set(exempt) - set(layers):
         raise ValueError(f"exempt: {sorted(unknown)[0]!r} is not allowed; the network's layers are {', '.join(layers)}")
-    return [f"{k}.weight" for k in layers if k not in exempt]
+    return [f"{k}.{name}" for k, v in layers.items() if k not in exempt for name in weights_of(v)]
+
+
+def weights_of(layer: nn.Module) -> list[str]:
+    """The names of a layer's own weights; of an LSTM `weight_ih_l0` and so on."""
+    several = [k for k, _ in layer.named_parameters(recurse=False) if "weight" in k]
+    return ["weight"] if hasattr(layer, "weight") else several
 
 
 def norm_names(net: nn.Module) -> list[str]:

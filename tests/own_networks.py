@@ -95,3 +95,71 @@ class Uneven(nn.Module):
 
 def two_layers():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+class Sequence(nn.Module):
+    """Every kind of layer that can be pruned, and some that cannot, on eight rows of eight numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(8, 6))
+        self.words = nn.Embedding(5, 6)
+        self.conv = nn.Conv1d(8, 6, 3, padding=1)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.norm = nn.LayerNorm((8, 6))
+        self.up = nn.ConvTranspose1d(6, 4, 2, stride=2)
+        self.lstm = nn.LSTM(4, 5, batch_first=True)
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.conv(x[:, 0]).transpose(1, 2) + self.position + self.words(torch.zeros_like(x[:, 0, :, 0]).long())
+        x = self.norm(x + self.attention(x, x, x)[0])
+        x = self.up(x.transpose(1, 2)).transpose(1, 2)
+        return self.out(self.lstm(x)[0][:, -1])
+
+
+class Gated(OutOfOrder):
+    """The same layers as OutOfOrder, put to another use."""
+
+    def forward(self, x):
+        return self.out(torch.sigmoid(self.middle(F.relu(self.into(x.flatten(1))))))
+
+
+class Pair(OutOfOrder):
+    """Logits, and something beside them, but only in training."""
+
+    def forward(self, x):
+        return (super().forward(x), x) if self.training else super().forward(x)
+
+
+class Detached(OutOfOrder):
+    """Nothing that it gives has a gradient."""
+
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+def half():
+    return OutOfOrder().half()
+
+
+def double_statistics():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    net[2].running_mean = net[2].running_mean.double()
+    return net
+
+
+def complex_numbers():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5, dtype=torch.complex64), nn.Linear(5, 3))
+
+
+def lazy():
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def too_narrow():
+    return nn.Sequential(nn.Flatten(), nn.Linear(63, 3))
+
+
+def with_an_argument(size):
+    return nn.Linear(size, 3)

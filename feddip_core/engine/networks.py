@@ -1,10 +1,14 @@
 """Networks built and checked before anything is trained, a network of your own among them."""
 
+import hashlib
+import re
+from collections import Counter
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from .. import models
 from ..client import Clients
@@ -27,32 +31,46 @@ def network(exp: Experiment, dataset: Dataset) -> nn.Module:
 def check_own(clients: Clients) -> None:
     """A network of your own fits the data and the settings."""
     exp, net = clients.exp, clients.net
-    num_classes = outputs(net, clients.data.sample)
+    num_classes = outputs(net, clients.data.sample, exp.model)
     check_labels(clients.data, num_classes)
     if exp.batch_norm != "average" and not clients.layout.statistics.size:
         raise ValueError(f"batch_norm: {exp.batch_norm!r} is not allowed; {exp.model} has no batch norms")
     _check_batches_of_one(clients)
+    _check_step(clients)
 
 
 def _own(hook: str) -> nn.Module:
-    net = function_of(hook, "model")()
+    def refuse(why: str) -> ValueError:
+        return ValueError(f"model: {hook!r} is not allowed; {why}")
+
+    function = function_of(hook, "model")
+    try:
+        net = function()
+    except Exception as error:
+        raise refuse(f"calling it failed ({type(error).__name__}: {error})") from error
     if not isinstance(net, nn.Module) or not prunable(net):
-        raise ValueError(f"model: {hook!r} is not allowed; it must give an nn.Module with a Conv2d or a Linear layer")
-    names = dict(net.named_parameters())
-    if missing := [k for k in prunable(net) if k not in names]:
+        raise refuse("it must give an nn.Module with a layer that can be pruned, such as Conv2d or Linear")
+    tensors = dict(net.named_parameters())
+    if missing := [k for k in prunable(net) if k not in tensors]:
         needs = "a layer must stand in a module, and two layers may not share their weights"
-        raise ValueError(f"model: {hook!r} is not allowed; {missing[0]!r} has no name of its own: {needs}")
-    if still := [k for k, v in names.items() if not v.requires_grad]:
-        raise ValueError(f"model: {hook!r} is not allowed; {still[0]!r} is frozen, and here every parameter is trained")
+        raise refuse(f"{missing[0]!r} has no name of its own: {needs}")
+    if empty := [k for k, v in tensors.items() if is_lazy(v) or v.is_meta or not v.numel()]:
+        raise refuse(f"{empty[0]!r} has no values; give every layer its sizes, and build it on the CPU")
+    if still := [k for k, v in tensors.items() if not v.requires_grad]:
+        raise refuse(f"{still[0]!r} is frozen, and here every parameter is trained")
+    tensors |= {k: v for k, v in net.named_buffers() if v.is_floating_point()}
+    if other := [k for k, v in tensors.items() if v.dtype != torch.get_default_dtype()]:
+        raise refuse(f"{other[0]!r} is {tensors[other[0]].dtype}; it must be {torch.get_default_dtype()}")
     return net
 
 
 def check_labels(data: Dataset, num_classes: int) -> None:
     """Every label has an output of the network."""
-    for y, whose in ((data.y_test, None), (data.y_train, data.owner)):
-        if wrong := torch.nonzero(y >= num_classes).flatten().tolist():
-            of = "the server's test data" if whose is None else f"client {int(whose[wrong[0]])}'s data"
-            raise DataError(f"y: {of} hold the label {int(y[wrong[0]])}; the network has {num_classes} outputs")
+    for y, part in ((data.y_test, "test"), (data.y_train, "training")):
+        for i in torch.nonzero(y >= num_classes).flatten().tolist():
+            brought = part == "training" and data.owner is not None
+            whose = f"client {int(data.owner[i])}'s data" if brought else f"the {part} data"
+            raise DataError(f"y: {whose} hold the label {int(y[i])}; the network has {num_classes} outputs")
 
 
 def _check_batches_of_one(clients: Clients) -> None:
@@ -61,10 +79,8 @@ def _check_batches_of_one(clients: Clients) -> None:
     n = next((n for n, part in enumerate(clients.parts) if len(part) and len(part) % B == 1 % B), None)
     if n is None:
         return
-    buffers = {k: v.clone() for k, v in clients.net.named_buffers()}
     try:
-        with torch.no_grad(), global_stream(clients.device, exp.seed, "batch of one"):
-            functional_call(clients.net.train(), buffers, (clients.data.sample,))
+        _trained(clients, clients.data.sample)
     except ValueError as error:
         raise ValueError(
             f"batch_size: {B} is not allowed; of client {n}'s {len(clients.parts[n])} samples it leaves a batch of "
@@ -72,17 +88,82 @@ def _check_batches_of_one(clients: Clients) -> None:
         ) from error
 
 
-def outputs(net: nn.Module, x: Tensor) -> int:
+def _check_step(clients: Clients) -> None:
+    """In training mode too the network gives logits, and they have a gradient."""
+    model, x = clients.exp.model, clients.data.sample.repeat_interleave(2, 0)
+    try:
+        logits = _trained(clients, x)
+        if isinstance(logits, Tensor):
+            torch.autograd.grad(logits.sum(), list(clients.net.parameters()), allow_unused=True)
+    except Exception as error:
+        raise ValueError(f"model: {model!r} is not allowed; it cannot be trained ({_line(error)})") from error
+    _check_logits(logits, x, model)
+
+
+def _trained(clients: Clients, x: Tensor) -> Tensor:
+    """What the network gives in training mode; its buffers stay as they are."""
+    buffers = {k: v.clone() for k, v in clients.net.named_buffers()}
+    with global_stream(clients.device, clients.exp.seed, "trial"):
+        return functional_call(clients.net.train(), buffers, (x,))
+
+
+def outputs(net: nn.Module, x: Tensor, model: str) -> int:
     """How many classes the network tells apart."""
-    with torch.no_grad():
-        logits = net.eval()(x)
-    if logits.ndim != 2 or len(logits) != len(x):
-        raise ValueError(f"model: {len(x)} samples give {tuple(logits.shape)}; it must be a row of logits for each")
+    try:
+        with torch.no_grad():
+            logits = net.eval()(x)
+    except Exception as error:
+        takes = f"a sample is {x.dtype} of shape {tuple(x.shape[1:])}"
+        raise ValueError(f"model: {model!r} is not allowed; {takes}, and it cannot take it ({_line(error)})") from error
+    _check_logits(logits, x, model)
     return logits.shape[1]
 
 
+def _check_logits(logits: object, x: Tensor, model: str) -> None:
+    given = f"a {type(logits).__name__}"
+    if isinstance(logits, Tensor):
+        given = f"{logits.dtype} of shape {tuple(logits.shape)}"
+        if logits.is_floating_point() and logits.ndim == 2 and len(logits) == len(x):
+            return
+    needs = "it must be a row of logits for each, as one tensor"
+    raise ValueError(f"model: {model!r} is not allowed; of {len(x)} samples it makes {given}; {needs}")
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def described(clients: Clients) -> dict[str, str]:
+    """Of a network of your own: what tells it from a changed one, and which of its parameters a mask may remove."""
+    net = clients.net
+    if not is_hook(clients.exp.model):
+        return {}
+    shapes = [(k, tuple(v.shape)) for k, v in (*net.named_parameters(), *net.named_buffers())]
+    try:
+        with torch.random.fork_rng([]):
+            graph = str(fx.symbolic_trace(net).graph)
+    except Exception:  # what it does depends on the numbers
+        graph = ""
+    text = re.sub(" at 0x[0-9a-f]+", "", f"{net}\n{shapes}\n{prunable(net)}\n{graph}")
+    return {"network_sha256": hashlib.sha256(text.encode()).hexdigest(), "parameters": parameters(net)}
+
+
+def parameters(net: nn.Module) -> str:
+    """How many parameters a mask may remove, and which ones not, by kinds of layers."""
+    pruned, kept = Counter[str](), Counter[str]()
+    modules, can = dict(net.named_modules()), set(prunable(net))
+    for k, v in net.named_parameters():
+        layer, _, name = k.rpartition(".")
+        kind = next(c.__name__ for c in type(modules[layer]).__mro__ if hasattr(nn, c.__name__))
+        kind = "biases" if "bias" in name else name if kind == "Module" else kind  # a bare parameter goes by its name
+        (pruned if k in can else kept)[kind] += v.numel()
+    can_go, stay = (", ".join(f"{kind} {count:,}" for kind, count in part.items()) for part in (pruned, kept))
+    line = f"{pruned.total():,} of {pruned.total() + kept.total():,} parameters are prunable: {can_go}"
+    return f"{line}; never pruned: {stay}" if kept else line
+
+
 def flops(net: nn.Module, image: Mapping[str, int]) -> int:
-    """Of one sample's forward pass: two for each use of a weight of a convolution or a linear layer, biases aside."""
+    """Of one sample's forward pass: two for each use of a weight, biases aside."""
     sizes = {k: v.numel() for k, v in net.named_parameters()}
     x = torch.zeros(1, image["channels"], image["size"], image["size"], device=next(net.parameters()).device)
-    return 2 * sum(count * sizes[k] for k, count in positions(net, x).items())
+    return 2 * sum(count * sizes[k] for k, count in positions(net, x).items() if "bias" not in k)

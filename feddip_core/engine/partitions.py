@@ -26,7 +26,7 @@ def partition(labels: Tensor, rule: str, clients: int, seed: int, owner: Tensor 
 def _classes(labels: Tensor, seed: int) -> list[Tensor]:
     """The indices of each class, shuffled."""
     generator = stream(seed, "partition")
-    members = [torch.nonzero(labels == c).flatten() for c in range(int(labels.max()) + 1)]
+    members = labels.argsort(stable=True).split(labels.bincount().tolist())
     return [i[torch.randperm(len(i), generator=generator)] for i in members]
 
 

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from ..experiment import REVISION, Experiment, is_hook
 from ..server import Federation, Round
 from ..state import State
-from . import checkpoints, measure, records, sources
+from . import checkpoints, measure, networks, records, sources
 from .assembly import assemble, gradient_name
 from .computing import check_device, computing, numerics
 from .workers import Workers
@@ -80,7 +80,8 @@ def run(
     dataset = sources.of(experiment, data_dir, None if federation is Federation else [None])
     with computing(experiment), ExitStack() as stack:
         site = assemble(experiment, dataset, federation)
-        record = records.Record(experiment, dataset.sha256, out, gradient=gradient_name(site), numerics=numerics())
+        made_by = dict(gradient=gradient_name(site), numerics=numerics(), **networks.described(site.clients))
+        record = records.Record(experiment, dataset.sha256, out, **made_by)
         stack.enter_context(record.alone())
         latest = experiment.rounds if observe is None else getattr(observe, "seen", 0)
         state, rows = _begin(site, record, latest)
@@ -135,18 +136,22 @@ def _check_options(exp: Experiment, workers: int, until: int | None, federation:
     if workers > 1 and (exp.device != "cpu" or exp.threads > 1 or exp.stacked):
         needs = "device='cpu', threads=1 and stacked=False"
         raise ValueError(f"workers: {workers} is not allowed; more than one needs {needs}")
-    if workers > 1 or federation is not Federation:
+    if federation is not Federation:
         check_importable(exp)
+    elif workers > 1:  # they are handed the data
+        check_importable(exp, "method", "model")
 
 
-def check_importable(exp: Experiment) -> None:
-    """Other processes can find the method."""
-    module, _, name = exp.method.partition(":")
-    if is_hook(exp.method) and (module == "__main__" or "." in name):
-        raise ValueError(
-            f"method: {exp.method!r} is not allowed here; other processes cannot import a class that stands in a "
-            "notebook's cell or in a function. Write it into a module, such as yours.py, and name it as yours:Mine"
-        )
+def check_importable(exp: Experiment, *settings: str) -> None:
+    """Other processes can find what is your own in these settings, by default in all."""
+    for setting in settings or ("method", "model", "dataset"):
+        value = getattr(exp, setting)
+        module, _, name = value.partition(":")
+        if is_hook(value) and (module == "__main__" or "." in name):
+            raise ValueError(
+                f"{setting}: {value!r} is not allowed here; other processes cannot import what stands in a notebook's "
+                f"cell or in a function. Write it into a module, such as yours.py, and name it as yours:{name}"
+            )
 
 
 def _check(name: str, value: object, good: bool, allowed: str) -> None:
@@ -226,10 +231,10 @@ def _begin(site: Federation, record: records.Record, latest: int) -> tuple[State
             f"gradient: {record.folder} was begun with the {was} one, and here it is {gradient_name(site)}; "
             "resume it where it was begun, or choose another folder"
         )
-    if last.tensors["w"].numel() != layout.size:
+    if plain["provenance"].get("network_sha256") != record.provenance.get("network_sha256"):
         raise ValueError(
-            f"model: {record.exp.model!r} has {layout.size} parameters, and in {record.folder} it had "
-            f"{last.tensors['w'].numel()}; give the changed network another name, or choose another folder"
+            f"model: {record.exp.model!r} is not the network that {record.folder} was begun with; give the changed "
+            "network another name, or choose another folder"
         )
     record.resume(plain["provenance"], round=plain["t"])
     return checkpoints.state_of(last.tensors, plain["t"], plain["mask_version"], layout.prunable), plain["rows"]
@@ -241,6 +246,8 @@ def _shown(site: Federation, rows: list[dict], done: int, progress: bool) -> Ite
     # A terminal or a notebook shows the bar, a file does not (None leaves that to tqdm); TQDM_DISABLE silences all.
     disable = True if not progress or os.environ.get("TQDM_DISABLE") else None
     what = f"{site.method.label} {site.exp.run_id}, {gradient_name(site)} gradient"
+    if disable is None and is_hook(site.exp.model):
+        tqdm.write(networks.parameters(site.clients.net))
     with tqdm(total=site.exp.rounds, desc=what, unit="round", disable=disable) as bar:
         bar.update(done)
         watching = [] if bar.disable else [show for watcher in WATCHERS if (show := watcher(site.exp))]

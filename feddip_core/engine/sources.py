@@ -25,6 +25,7 @@ class DataError(Exception):
     """A data set is missing or damaged; the message names the file and says what to do."""
 
 
+MOST_CLASSES = 1_000_000  # a larger label is an identifier, not the number of a class
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 MINI = Path(__file__).parent.parent / "assets" / "fashion_mini.npz"
 
@@ -117,25 +118,36 @@ def brought(hook: str, clients: Iterable[int | None]) -> Dataset:
         "x_test": x_test,
         "y_test": y_test,
     }
-    owner = torch.tensor([n for n, (_, y) in parts.items() for _ in y], dtype=torch.int64)
+    owner = torch.cat([like_y, *(torch.full_like(y, n) for n, (_, y) in parts.items())])
     return Dataset(**tensors, sha256=_sha256(tensors), owner=owner)
 
 
 def _samples(samples: Callable, hook: str, client: int | None) -> tuple[Tensor, Tensor]:
     where = f"{hook}({client})"
     try:
-        x, y = (torch.as_tensor(v).cpu().contiguous() for v in samples(client))
+        x, y = (torch.as_tensor(v).detach().cpu().contiguous() for v in samples(client))
+        labels = y.numpy()
     except Exception as error:
         raise DataError(f"{where}: it gives no pair (x, y) of arrays ({type(error).__name__}: {error})") from error
-    if x.dtype == torch.float64:
+    if x.is_floating_point():
         x = x.to(torch.float32)
     if x.dtype not in (torch.uint8, torch.float32) or x.ndim < 2 or len(x) == 0:
         raise DataError(f"{where}: x is {x.dtype} of shape {tuple(x.shape)}; it must be uint8 or float, N × …, N > 0")
     if x.is_floating_point() and not x.isfinite().all():
         raise DataError(f"{where}: x holds a number that is not finite")
-    if y.shape != (len(x),) or y.is_floating_point() or y.dtype == torch.bool or y.min() < 0:
-        raise DataError(f"{where}: y must hold one label of 0, 1, … for each of the {len(x)} samples")
-    return x, y.to(torch.int64)
+    return x, _labels(f"{where}: y", labels, len(x))
+
+
+def _labels(name: str, y: np.ndarray, count: int) -> Tensor:
+    """The labels as int64, if there is a whole number from 0 on for each sample."""
+    whole = y.astype(np.int64) if y.dtype.kind in "iu" and y.shape == (count,) else None
+    if whole is None or (whole < 0).any():  # among them an unsigned number beyond int64
+        form = f"{y.dtype} of shape {y.shape}"
+        raise DataError(f"{name} is {form}; it must hold one label of 0, 1, … for each of the {count} samples")
+    if whole.max() >= MOST_CLASSES:
+        advice = "number the classes from 0 on, as np.unique(y, return_inverse=True)[1] does"
+        raise DataError(f"{name} holds the label {whole.max()}; it must be below {MOST_CLASSES:,}: {advice}")
+    return torch.from_numpy(whole)
 
 
 def _sha256(tensors: dict[str, Tensor]) -> dict[str, str]:
@@ -235,10 +247,10 @@ def _checked(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
             raise DataError(f"{path}: x_{part} has shape {x.shape}; its images must have one or three channels")
         if x.shape[2] != x.shape[3]:
             raise DataError(f"{path}: the images of x_{part} are {x.shape[2]} × {x.shape[3]}; they must be square")
-        if y.shape != (len(x),) or y.dtype.kind not in "iu" or len(x) == 0 or y.min() < 0:
-            raise DataError(f"{path}: y_{part} must hold one label of 0, 1, … for each of the {len(x)} images")
+        if len(x) == 0:
+            raise DataError(f"{path}: x_{part} holds no image")
         tensors[f"x_{part}"] = torch.from_numpy(np.ascontiguousarray(x))
-        tensors[f"y_{part}"] = torch.from_numpy(y.astype(np.int64))
+        tensors[f"y_{part}"] = _labels(f"{path}: y_{part}", y, len(x))
     if tensors["x_train"].shape[1:] != tensors["x_test"].shape[1:]:
         raise DataError(f"{path}: x_train and x_test hold images of different shapes")
     if tensors["y_test"].max() > tensors["y_train"].max():

@@ -12,7 +12,7 @@ from .. import masks
 from ..communication import DENSE, MASK, Form, Payload
 from ..masks import Mask, Weights, flat, largest, unflat
 from ..method import Method
-from ..models import prunable
+from ..models import LAYERS, prunable
 from ..settings import Setting, whole
 from ..state import State, Tensors
 from ..streams import global_stream
@@ -165,14 +165,21 @@ def uses_of(net: nn.Module, x: Tensor) -> dict[str, int]:
 
 
 def positions(net: nn.Module, x: Tensor) -> dict[str, int]:
-    """Of each convolution and linear layer, how often one sample uses each of its weights."""
+    """How often one sample, x, uses each parameter of the layers that can be pruned."""
     counts: dict[str, int] = {}
-    names = {module: f"{k}.weight" for k, module in net.named_modules()}
+    names = {v: k for k, v in net.named_modules() if isinstance(v, LAYERS)}
 
-    def count(module, _, output):
-        counts[names[module]] = output[0].numel() // len(module.weight)
+    def count(module, inputs, output):
+        # Once per position: of a sequence, of an image that comes out, of one that goes into a transposed convolution.
+        transposed = getattr(module, "transposed", False)
+        values = inputs if transposed else output
+        while isinstance(values, tuple):  # an LSTM gives its state too
+            values = values[0]
+        uses = values.numel() // getattr(module, "in_channels" if transposed else "out_channels", values.shape[-1])
+        for k, _ in module.named_parameters(prefix=names[module]):  # attention's output layer is never called itself
+            counts[k] = counts.get(k, 0) + uses
 
-    hooks = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    hooks = [module.register_forward_hook(count) for module in names]
     with torch.no_grad():
         net.eval()(x)
     for hook in hooks:

@@ -23,6 +23,8 @@ SUMS = (
     torch.add, torch.sub, torch.mul, "add", "add_", "sub", "sub_", "mul", "mul_",
 )  # fmt: skip
 
+CHANNELLED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # what comes out along axis 0, what goes in along axis 1
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -42,7 +44,12 @@ class Structure:
                 f"method: 'prunetrain' is not allowed; it must know how the layers of {type(net).__name__} hang "
                 f"together, and the network cannot be traced ({str(error).splitlines()[0]})"
             ) from error
-        layers = {k for k, v in net.named_modules() if isinstance(v, nn.Conv2d | nn.Linear)}
+        called = {node.target for node in graph.nodes if node.op == "call_module"}
+        layers = {k for k, v in net.named_modules() if isinstance(v, CHANNELLED) and k in called}
+        if inside := [k for k in prunable if k.rpartition(".")[0] not in layers]:
+            knows = "it can follow the channels of convolutions and linear layers that the network calls"
+            advice = f"list the layer of {inside[0]!r} in the network's `exempt`"
+            raise ValueError(f"method: 'prunetrain' is not allowed; {knows}; {advice}")
         writers: dict[Any, frozenset[str]] = {}  # of each value, the layers that have written its channels
         first, last, sums = [], frozenset[str](), list[frozenset[str]]()
         for node in graph.nodes:

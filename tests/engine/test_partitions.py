@@ -69,3 +69,9 @@ def test_data_that_are_given_stay_with_their_owner():
     owner = torch.tensor([2, 0, 0, 2])
     parts = partitions.partition(torch.tensor([0, 1, 0, 1]), "given", 4, seed=0, owner=owner)
     assert [p.tolist() for p in parts] == [[1, 2], [], [0, 3], []]
+
+
+def test_a_class_that_nobody_has_is_dealt_like_the_others():
+    parts = partitions.shards(torch.tensor([0, 3, 3, 0, 3, 3]), 1, seed=0)
+    assert parts[0].sort().values.tolist() == [0, 1, 2, 3, 4, 5]
+    assert [len(c) for c in partitions._classes(torch.tensor([0, 3, 3, 0, 3, 3]), 0)] == [2, 0, 0, 4]
