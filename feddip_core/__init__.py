@@ -6,6 +6,7 @@ The modules of this folder are the algorithm. Methods, engine, study, lab and Fl
 import sys
 from importlib.metadata import version
 
+from .engine.final import load_model
 from .engine.records import load_runs
 from .engine.run import Run, run, watched_by
 from .experiment import Experiment
@@ -14,7 +15,8 @@ from .settings import choice, flag, real, whole
 
 __version__ = version("feddip-core")
 __all__ = [  # what is public
-    "METHODS", "Experiment", "Method", "Run", "__version__", "choice", "flag", "load_runs", "real", "run", "whole",
+    "METHODS", "Experiment", "Method", "Run", "__version__", "choice", "flag", "load_model", "load_runs", "real", "run",
+    "whole",
 ]  # fmt: skip
 
 

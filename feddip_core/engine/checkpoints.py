@@ -34,7 +34,7 @@ def save(folder: Path, key: str, checkpoint: Checkpoint) -> None:
     """Replace the run's checkpoint at once or not at all; `key` says to which run and data it belongs."""
     tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
     plain = json.dumps(checkpoint.plain)
-    metadata = {"key": key, "plain": plain, "sha256": _digest(tensors, key + plain)}
+    metadata = {"key": key, "plain": plain, "sha256": digest(tensors, key + plain)}
     write(folder / NAME, to_bytes(tensors, metadata))
 
 
@@ -49,7 +49,7 @@ def load(folder: Path, key: str, device: torch.device) -> Checkpoint | None:
             tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118, not a dict
         if metadata.get("key") != key:
             raise ValueError("it belongs to another run, to other data or to another revision of this code")
-        if metadata["sha256"] != _digest(tensors, key + metadata["plain"]):
+        if metadata["sha256"] != digest(tensors, key + metadata["plain"]):
             raise ValueError("its checksum does not match")
         plain = json.loads(metadata["plain"])
     except MemoryError:  # which says nothing about the file
@@ -62,12 +62,13 @@ def load(folder: Path, key: str, device: torch.device) -> Checkpoint | None:
     return Checkpoint({k: v.to(device) for k, v in tensors.items()}, plain)
 
 
-def _digest(tensors: dict[str, Tensor], text: str) -> str:
-    digest = hashlib.sha256(text.encode())
+def digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    """A checksum of named tensors and of what is said about them."""
+    sha256 = hashlib.sha256(text.encode())
     for k in sorted(tensors):
-        digest.update(f"{k} {tensors[k].dtype} {tuple(tensors[k].shape)}".encode())
-        digest.update(tensors[k].flatten().view(torch.uint8).numpy().data if tensors[k].numel() else b"")
-    return digest.hexdigest()
+        sha256.update(f"{k} {tensors[k].dtype} {tuple(tensors[k].shape)}".encode())
+        sha256.update(tensors[k].flatten().view(torch.uint8).numpy().data if tensors[k].numel() else b"")
+    return sha256.hexdigest()
 
 
 def _set_aside(path: Path) -> Path:

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from ..experiment import REVISION, Experiment, is_hook
 from ..server import Federation, Round
 from ..state import State
-from . import checkpoints, measure, records, sources
+from . import checkpoints, final, measure, records, sources
 from .assembly import assemble, gradient_name
 from .computing import check_device, computing, numerics
 from .workers import Workers
@@ -89,8 +89,7 @@ def run(
             raise ValueError(f"until: {until} is not allowed; {record.folder} is at round {state.t} already")
         if workers > 1:
             site.train = stack.enter_context(Workers(site, workers)).train
-        share = float("inf") if site.always_saved else SAVING_SHARE
-        log = stack.enter_context(_Log(record, state, rows, record.earlier if observe else 0, share))
+        log = stack.enter_context(_Log(site, record, state, rows, record.earlier if observe else 0))
         log.unsaved = record.earlier < state.t  # its files were lost, and only the checkpoint is left
         show = stack.enter_context(_shown(site, rows, state.t, progress))
         state = _rounds(site, state, log, until or experiment.rounds, observe, show)
@@ -162,8 +161,9 @@ def _whole(value: object, low: int, high: int | None = None) -> bool:
 class _Log:
     """A run's rows, with its record and its checkpoint: saved at the end, after an interruption, and in between."""
 
-    def __init__(self, record: records.Record, state: State, rows: list[dict], floor: int, share: float):
-        self.record, self.state, self.rows, self.share = record, state, rows, share
+    def __init__(self, site: Federation, record: records.Record, state: State, rows: list[dict], floor: int):
+        self.site, self.record, self.state, self.rows = site, record, state, rows
+        self.share = float("inf") if site.always_saved else SAVING_SHARE
         self.floor = floor  # the round from which a checkpoint may be replaced: one that went further is kept
         self.saved, self.cost, self.unsaved = time.perf_counter(), 0.0, False
 
@@ -185,6 +185,8 @@ class _Log:
     def save(self) -> None:
         began = time.perf_counter()
         rows = self.rows[: self.state.t]  # an interruption may fall between a row and its state
+        if rows and self.record.folder and len(rows) == self.record.exp.rounds and not records.diverged(rows[-1]):
+            final.save(self.record.folder, self.site, self.state)  # first: a whole record has its model
         if rows:
             self.record.save(rows)
         if rows and self.record.folder and len(rows) >= self.floor:

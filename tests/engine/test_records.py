@@ -25,7 +25,7 @@ def test_a_run_leaves_its_record(tiny, tmp_path):
     exp = tiny(rounds=3)
     result = run(exp, out=tmp_path)
     folder = folder_of(exp, tmp_path)
-    record = ["config.json", "metrics.csv", "provenance.json"]
+    record = ["config.json", "metrics.csv", "model.safetensors", "provenance.json"]
     assert sorted(p.name for p in folder.iterdir()) == [".lock", "checkpoint.safetensors", *record]
     config = json.loads((folder / "config.json").read_text())
     assert Experiment(**config) == exp == records.experiment_of(folder)

@@ -65,6 +65,8 @@ def test_other_data_and_other_norms_give_the_same_bits(few, tmp_path, settings):
     run(exp, tmp_path / "here")
     run_on(LocalGrid(exp.clients), exp, tmp_path / "there")
     assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
+    models = [kept(exp, tmp_path / where, "model.safetensors").read_bytes() for where in ("here", "there")]
+    assert models[0] == models[1]
 
 
 @pytest.mark.parametrize("method", ["feddip", "prunefl", "snip", "feddst"])

@@ -1,0 +1,122 @@
+"""The final model of a run, beside its record: what a server would send, in one small file.
+
+The kept weights, the mask's bits and the statistics of batch norms, each in the form in which it travels. LeNet-5 with
+nine of ten weights pruned takes 33 kB. Nothing is unpickled, and sizes are checked before memory is taken.
+"""
+
+import json
+from collections.abc import Container
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from .. import models
+from ..communication import KEPT, MASK, STATISTICS, Payload
+from ..experiment import is_hook
+from ..layout import Layout
+from ..server import Federation
+from ..state import State
+from . import measure
+from .assembly import assemble
+from .checkpoints import digest
+from .computing import computing
+from .records import experiment_of, write
+from .sources import function_of
+
+NAME = "model.safetensors"
+
+
+def save(folder: Path, site: Federation, state: State) -> None:
+    """Keep the pruned model of this state."""
+    layout, data = site.clients.layout, site.clients.data
+    tensors = {"w": state.w, "statistics": state.statistics}
+    if state.m is not None:
+        tensors["mask"] = layout.flat_mask(state.m, like=state.w)
+    arrays = _payload(tensors).pack(layout, tensors, state.m)
+    shapes = {k: list(shape) for k, shape in (layout.shapes | layout.statistics_shapes).items()}
+    plain = {"run_id": site.exp.run_id, "round": state.t, "shapes": shapes}
+    if not is_hook(site.exp.model):
+        plain["network"] = {"num_classes": data.num_classes, **data.image}
+    plain["sha256"] = digest(arrays, json.dumps(plain))
+    # One entry, since safetensors writes several in any order: the same model is the same file.
+    write(folder / NAME, to_bytes(arrays, {"model": json.dumps(plain)}))
+
+
+def load_model(folder: str | Path) -> nn.Module:
+    """The network of a record with its final weights, ready to classify normalised samples.
+
+    Neither the data nor the method are needed; of a network of your own its function is.
+    """
+    folder = Path(folder)
+    settings, kept = (json.loads((folder / f"{name}.json").read_text()) for name in ("config", "provenance"))
+    plain, arrays = _read(folder, kept["run_id"])
+    net = _network(settings, plain, folder)
+    state = _state(folder, plain, arrays, layout := Layout.of(net))
+    # The counters of batch norms have no effect here, and a network that takes no memory yet has none for them.
+    counters = {k: torch.zeros_like(v, device="cpu") for k, v in net.named_buffers() if v.is_meta}
+    tensors = {k: v.clone() for k, v in (layout.views(state.w) | layout.statistics.views(state.statistics)).items()}
+    net.load_state_dict(counters | tensors, strict=False, assign=True)
+    return net.eval()
+
+
+def load(folder: Path, site: Federation) -> State:
+    """The last state of a finished run, as far as its model goes."""
+    state = _state(folder, *_read(folder, site.exp.run_id), site.clients.layout)
+    device = site.clients.device
+    m = state.m and {k: v.to(device) for k, v in state.m.items()}
+    return state.replace(w=state.w.to(device), m=m, statistics=state.statistics.to(device))
+
+
+def tested(folder: str | Path, data_dir: str | Path | None = None) -> tuple[float, float]:
+    """Accuracy and loss of a record's final model on the test data, as its last round has measured them."""
+    exp = experiment_of(Path(folder))
+    with computing(exp):
+        site = assemble(exp, data_dir=data_dir)
+        return measure.evaluate(site, load(Path(folder), site))
+
+
+def _payload(names: Container[str]) -> Payload:
+    """A model on its way to one who holds nothing; a dense one has no mask."""
+    return Payload({k: form for k, form in {"mask": MASK, "w": KEPT, "statistics": STATISTICS}.items() if k in names})
+
+
+def _read(folder: Path, run_id: str) -> tuple[dict, dict[str, Tensor]]:
+    path = folder / NAME
+    try:
+        with safe_open(path, framework="pt") as file:  # which takes no more memory than the file has bytes
+            plain = json.loads((file.metadata() or {})["model"])
+            arrays = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118, not a dict
+        sha256, known = plain.pop("sha256"), plain["run_id"]
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not there; a run that reaches its last round keeps its model") from None
+    except Exception as error:  # a damaged file fails in many ways
+        raise ValueError(f"{path}: not a readable model ({type(error).__name__}: {error})") from error
+    if sha256 != digest(arrays, json.dumps(plain)):
+        raise ValueError(f"{path}: its checksum does not match")
+    if known != run_id:
+        raise ValueError(f"{path}: it is the model of the run {known}, not of {run_id}")
+    return plain, arrays
+
+
+def _network(settings: dict, plain: dict, folder: Path) -> nn.Module:
+    """The network without its weights; one of ours takes no memory yet, whatever the file says of its size."""
+    if is_hook(settings["model"]):
+        return function_of(settings["model"], "model")()
+    try:
+        with torch.device("meta"):
+            return models.build(settings["model"], width=settings["width"], norm=settings["norm"], **plain["network"])
+    except Exception as error:
+        raise ValueError(f"{folder / NAME}: it does not fit the network ({type(error).__name__}: {error})") from error
+
+
+def _state(folder: Path, plain: dict, arrays: dict[str, Tensor], layout: Layout) -> State:
+    """The arrays as the model that they are, if they fit the network."""
+    try:
+        tensors = _payload({"w", "statistics", *arrays}).unpack(layout, arrays, None)
+    except ValueError as error:
+        raise ValueError(f"{folder / NAME}: it does not fit the network; {error}") from error
+    m = layout.mask_of(tensors["mask"]) if "mask" in tensors else None
+    return State(int(plain["round"]), tensors["w"], m, tensors["statistics"])
