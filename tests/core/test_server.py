@@ -1,14 +1,13 @@
 import copy
 import gc
 import threading
-import time
 
 import pytest
 import reference
 import torch
 from helpers import one_round, states, trained
 
-from feddip_core import data, masks, run
+from feddip_core import data, masks, run, streams
 from feddip_core.engine.assembly import assemble
 from feddip_core.engine.checkpoints import tensors_of
 from feddip_core.server import Federation
@@ -175,14 +174,26 @@ def test_memory_does_not_grow_with_the_clients(tiny, mini, monkeypatch):
     assert few == many == all_of_them
 
 
-def test_threads_do_not_draw_from_each_others_stream():
+def test_threads_do_not_draw_from_each_others_stream(monkeypatch):
     """As when a plan is made while a network with dropout trains."""
-    cpu, entered, other = torch.device("cpu"), threading.Event(), []
+    cpu, entered, knocked, other = torch.device("cpu"), threading.Event(), threading.Event(), []
+
+    class Door:
+        def __enter__(self):
+            knocked.set()
+            lock.acquire()
+
+        def __exit__(self, *_):
+            lock.release()
+
+    lock = threading.RLock()
+    monkeypatch.setattr(streams, "GLOBAL", Door())
 
     def draw():
         with global_stream(cpu, 0, "one"):
+            knocked.clear()
             entered.set()
-            time.sleep(0.05)  # in which the other would seed the generator anew
+            knocked.wait()  # without a lock, until the other has seeded the generator anew
             other.append(torch.rand(1))
 
     with global_stream(cpu, 0, "one"):
@@ -192,6 +203,7 @@ def test_threads_do_not_draw_from_each_others_stream():
     entered.wait()
     with global_stream(cpu, 0, "two"):
         torch.rand(1)
+        knocked.set()
     thread.join()
     assert other == [alone]
 

@@ -29,11 +29,12 @@ def test_a_run_begun_with_one_resumes_with_three(tiny, tmp_path):
     assert same(run(exp), run(exp, out=tmp_path, workers=3))
 
 
-# Its answer is larger than a pipe holds, so that one that has been asked cannot have ended before it is read.
 @pytest.mark.parametrize("moment", ["before it is asked", "when it has been asked"])
 def test_a_worker_that_dies_is_replaced_and_its_client_trained_again(tiny, mini, monkeypatch, moment):
-    federation = assemble(tiny(clients=60), mini)
+    # At full width its answer is larger than a pipe holds: one that has been asked cannot end before it is read.
+    federation = assemble(tiny(clients=60, width=1.0), mini)
     state = federation.start()
+    assert state.w.nbytes > 2 * 65_536
     expected = [trained(federation, state, n) for n in (3, 4, 5, 6)]
     receive = workers._receive
     with workers.Workers(federation, 2) as pool:
