@@ -40,13 +40,7 @@ OPTIONS ?=
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
-	@mkdir -p outputs/toy/notebooks
-	@set -e; for notebook in $(NOTEBOOKS); do \
-	  $(BIN)/papermill -k python3 --cwd notebooks --execution-timeout 900 -p out ../outputs/toy \
-	    $$notebook outputs/toy/notebooks/$$(basename $$notebook); \
-	done
-	@echo "Executed notebooks are in outputs/toy/notebooks, figures in outputs/toy/figures, records in outputs/toy/runs."
-	@$(BIN)/python -m feddip_core.study.expected outputs/toy/runs
+	@$(BIN)/python -m feddip_core.reproduce
 
 test: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -72,23 +66,11 @@ benchmark-scale: $(INSTALLED)
 benchmark-flower: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark_flower.py
 
-RESULTS := accuracy communication non_iid layer_sparsity extreme_sparsity
-# $(call results,preset,data set,notebooks): each from the records, two at a time.
-define results
-	@mkdir -p outputs/notebooks
-	printf '%s\n' $(3) | xargs -P 2 -I NAME $(BIN)/papermill -k python3 --no-progress-bar --cwd notebooks \
-	  --execution-timeout 900 -p preset $(1) -p dataset $(2) -p runs ../outputs/runs -p out ../outputs \
-	  notebooks/NAME.ipynb outputs/notebooks/NAME-$(2)-$(1).ipynb
-endef
-
 paper-fashion: $(INSTALLED)
-	$(call results,paper,fashion_mnist,$(RESULTS) paper_vs_code convergence)
-	$(BIN)/python -m feddip_core.study.readme
+	$(BIN)/python -m feddip_core.reproduce --preset paper --dataset fashion_mnist --jobs 2
 
 laptop-cifar: $(INSTALLED)
-	$(call results,laptop,cifar10,$(RESULTS))
-	$(call results,laptop,cifar100,$(RESULTS))
-	$(BIN)/python -m feddip_core.study.readme
+	$(BIN)/python -m feddip_core.reproduce --preset laptop --dataset cifar10 cifar100 --jobs 2
 
 site: $(INSTALLED)
 	$(BIN)/python -m feddip_core.lab.gallery
