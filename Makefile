@@ -11,6 +11,7 @@
 # make laptop-cifar    the same of the runs of reduced size on CIFAR-10 and CIFAR-100
 # make site        the notebooks as they were executed, as a static site in outputs/site that opens from disk
 # make notebooks   run the notebooks in place, to renew the outputs they carry
+# make lock        renew hashes.txt from pyproject.toml and constraints.txt
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -36,7 +37,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce test lab benchmark benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site notebooks clean
+.PHONY: reproduce test lab benchmark benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site notebooks lock clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -82,10 +83,21 @@ notebooks: $(INSTALLED)
 	done
 	$(BIN)/python -m feddip_core.lab.tidy $(NOTEBOOKS)
 
-$(INSTALLED): constraints.txt pyproject.toml
+# Versions with the hashes of all their files, for every platform. Not those of PyTorch and of the CUDA that it brings:
+# which build of it fits is for each machine's pip to say.
+CUDA := triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc cuda-runtime \
+  cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
+lock:
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-header --no-annotate \
+	  --no-emit-index-url $(addprefix --no-emit-package=,torch torchvision $(CUDA)) --all-extras -c constraints.txt \
+	  pyproject.toml -o hashes.txt
+
+# What the registry has is installed by its hashes, then PyTorch and this project, which are built for the machine.
+$(INSTALLED): constraints.txt hashes.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=…")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks,flower,test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r hashes.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[notebooks,flower,test]'
 	@touch $@
 
 clean:

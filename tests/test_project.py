@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from zipfile import ZipFile
@@ -59,12 +60,18 @@ def imports(tree):
             yield node.module.split(".")[0]
 
 
+distributions = cache(packages_distributions)  # it reads what every installed package has: a second
+
+
+@cache
+def ours():
+    return {"feddip_core", *(path.stem for folder in ("tests", ".ci") for path in (ROOT / folder).rglob("*.py"))}
+
+
 def third_party(modules):
     """The distributions that these modules come from: yaml is from pyyaml. An unknown module is its own."""
-    ours = {"feddip_core", *(path.stem for folder in ("tests", ".ci") for path in (ROOT / folder).rglob("*.py"))}
-    found = packages_distributions()
-    modules = set(modules) - ours - sys.stdlib_module_names
-    return {module: {normal(name) for name in found.get(module, [module])} for module in modules}
+    modules = set(modules) - ours() - sys.stdlib_module_names
+    return {module: {normal(name) for name in distributions().get(module, [module])} for module in modules}
 
 
 def sources(folder):
@@ -86,6 +93,20 @@ def test_a_dependency_of_two_groups_has_one_bound(project):
 def test_what_is_installed_is_what_is_locked(project, lock):
     for name in names(declared(project)):
         assert version(name).split("+")[0] == lock[name], name
+
+
+def test_every_version_but_pytorchs_is_locked_with_hashes(lock):
+    hashed, hashes = {}, 0
+    for line in (ROOT / "hashes.txt").read_text().splitlines():
+        if entry := re.match(r"(\S+)==(\S+) .*\\$", line):
+            assert hashes or not hashed, f"no hash before {line}"
+            hashed[normal(entry[1])], hashes = entry[2], 0
+        else:
+            hashes += bool(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line))
+    assert lock.items() - hashed.items() == {(name, lock[name]) for name in ("torch", "torchvision")}
+    assert not [name for name in hashed if name.startswith(("nvidia", "cuda", "triton"))]
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert build == [f"setuptools=={lock['setuptools']}"]
 
 
 def test_conda_users_get_the_same(project):
