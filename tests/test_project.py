@@ -206,12 +206,6 @@ def test_the_core_neither_prints_nor_unpickles():
             assert word not in source, f"{path.name}: {word}"
 
 
-def test_importing_the_core_needs_neither_torchvision_nor_widgets_nor_flower():
-    others = ("torchvision", "ipywidgets", "jupyterlab", "flwr", "ray", "matplotlib")
-    code = f"import sys, feddip_core; sys.exit(any(m in sys.modules for m in {others}))"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 def test_readmes_tables_are_those_of_the_records():
     text = (ROOT / "README.md").read_text()
     assert renewed(text) == text
