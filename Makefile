@@ -1,5 +1,6 @@
 # make reproduce   run every notebook headlessly on embedded data; results in outputs/toy
-# make test        lint, types, unit tests, every notebook
+# make test        lint, types, unit tests, every notebook: about ten minutes on two cores
+# make check       lint, types and the fast tests: under two minutes
 # make lab         JupyterLab on the collection
 # make benchmark   a round against a bare PyTorch loop; workers, start-up, growth, a thousand clients on Flower;
 #                    results in outputs/benchmarks
@@ -37,16 +38,21 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce test lab benchmark benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site notebooks lock clean
+.PHONY: reproduce lint check test lab benchmark benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site notebooks lock clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
 	@$(BIN)/python -m feddip_core.reproduce
 
-test: $(INSTALLED)
+lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint
+	$(QUIET) $(BIN)/pytest -m 'not slow' $(SPREAD) --dist loadgroup tests
+
+test: lint
 	$(QUIET) $(BIN)/pytest -rs $(SPREAD) --dist loadgroup tests
 	$(QUIET) $(BIN)/pytest $(SPREAD) --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout 300 notebooks
 

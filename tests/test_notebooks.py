@@ -208,6 +208,7 @@ def test_papermill_runs_it_and_it_leaves_its_results(name, given, tmp_path):
     assert given or {".json", ".csv"} <= {p.suffix for p in (tmp_path / "runs").rglob("*")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER_WAYS)
 def test_with_other_parameters_it_leaves_its_results_too(name, tmp_path, monkeypatch):
     monkeypatch.chdir(NOTEBOOKS[0].parent)

@@ -145,6 +145,7 @@ def test_what_tests_and_notebooks_import_is_declared(project):
             assert origins & allowed, f"{name} imports {module}"
 
 
+@pytest.mark.slow
 def test_the_core_alone_can_be_imported_without_an_extra(project):
     code = (
         "import sys, feddip_core\n"
@@ -159,6 +160,7 @@ def test_the_core_alone_can_be_imported_without_an_extra(project):
             assert origins & core, f"{path.name} imports {module}"
 
 
+@pytest.mark.slow
 def test_a_wheel_has_every_file_of_the_package(tmp_path):
     """Built from a copy, by the setuptools that is installed: without a network, without traces in this folder."""
     copy, caches = tmp_path / "project", shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -177,6 +179,7 @@ def test_a_wheel_has_every_file_of_the_package(tmp_path):
     assert not any(name.startswith(("tests/", "notebooks/", "outputs/")) for name in packed)
 
 
+@pytest.mark.slow
 def test_torchvision_imports_beside_any_torch():
     code = (
         "from feddip_core.engine._torchvision import torchvision; import torchvision.transforms; "
@@ -185,6 +188,7 @@ def test_torchvision_imports_beside_any_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_real_failure_of_torchvision_is_not_hidden(tmp_path):
     broken = tmp_path / "torchvision"
     broken.mkdir()
@@ -206,6 +210,7 @@ def test_the_core_neither_prints_nor_unpickles():
             assert word not in source, f"{path.name}: {word}"
 
 
+@pytest.mark.slow
 def test_readmes_tables_are_those_of_the_records():
     text = (ROOT / "README.md").read_text()
     assert renewed(text) == text

@@ -135,6 +135,7 @@ def test_the_estimate_comes_from_records_or_from_a_few_steps(tmp_path):
     assert estimate.seconds_per_round(exp.replace(seed=5), tmp_path) == pytest.approx(metrics["seconds"].median())
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_reported_and_the_others_are_unharmed(tmp_path, capsys):
     bad, good = experiment("feddip"), experiment("fedavg")
     place = tmp_path / "runs" / records.folder_name(bad)
@@ -155,6 +156,7 @@ def test_a_failed_run_is_reported_and_the_others_are_unharmed(tmp_path, capsys):
     assert (records.folder_of(good, tmp_path / "runs") / "provenance.json").read_bytes() == stamp
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
     exp = experiment()
     folder = records.folder_of(exp, tmp_path / "runs")
@@ -183,6 +185,7 @@ def test_the_notebook_of_the_process_that_has_the_run_is_no_failure_of_this_one(
     assert not records.taken(experiment(rounds=3), tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_two_batches_never_take_the_same_run(tmp_path):
     words = ["--methods", "feddip", "fedavg", "--set", "rounds=30", "local_epochs=1", "--jobs", "2", "--out", tmp_path]
     both = [start(*words), start(*words)]
@@ -195,6 +198,7 @@ def test_two_batches_never_take_the_same_run(tmp_path):
         assert kept["rounds_done"] == 30 and "resumed" not in kept
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_it_cleanly_and_the_same_command_resumes(tmp_path, monkeypatch):
     exp = experiment("own_methods:Waits", rounds=4)
     words = ["--methods", "own_methods:Waits", "--set", "rounds=4", "local_epochs=1", "--out", tmp_path]

@@ -153,6 +153,7 @@ def test_batch_norm_statistics_are_averaged_and_sent(tiny, mini):
     assert row["uplink_bits"] == 2 * 32 * (federation.clients.layout.size + federation.clients.layout.statistics.size)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_clients(tiny, mini, monkeypatch):
     def most_models_alive(clients, per_round):
         gc.collect()  # what is left of the federation before

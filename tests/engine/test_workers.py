@@ -14,6 +14,7 @@ from feddip_core.engine.assembly import assemble
 
 
 # FedDST's clients have masks of their own, PruneFL's keep something from round to round, ResNet-18 has statistics.
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     dict(method="feddst"), dict(method="feddst", rules="released", clients=4), dict(model="resnet18", width=0.05),
     dict(method="prunefl", model="resnet18", width=0.05, batch_norm="local"),
@@ -23,12 +24,14 @@ def test_any_number_of_workers_gives_the_same_bits(tiny, settings):
     assert same(run(exp), run(exp, workers=2))
 
 
+@pytest.mark.slow
 def test_a_run_begun_with_one_resumes_with_two(tiny, tmp_path):
     exp = tiny(rounds=4, clients=60)
     run(exp, out=tmp_path, until=2)
     assert same(run(exp), run(exp, out=tmp_path, workers=2))
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_and_its_client_trained_again(tiny, mini, monkeypatch):
     """One before it is asked, the other when it has been."""
     # At full width its answer is larger than a pipe holds: one that has been asked cannot end before it is read.
@@ -70,12 +73,14 @@ def test_one_that_always_dies_is_no_accident(tiny, mini, monkeypatch):
             list(pool.train(federation.start(), [7]))
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_is_told_and_not_tried_again(tiny, mini):
     federation = assemble(tiny(clients=60), mini)
     with workers.Workers(federation, 1) as pool, pytest.raises(RuntimeError, match=r"client 999 failed .* IndexError"):
         list(pool.train(federation.start(), [999]))
 
 
+@pytest.mark.slow
 def test_the_data_are_mapped_not_copied(tiny, mini):
     federation = assemble(tiny(clients=60), mini)
     with workers.Workers(federation, 1) as pool:

@@ -139,6 +139,7 @@ def test_a_name_says_what_is_most_likely_to_be_compared(tiny):
     assert describe(tiny("snip", rules="released").to_dict()) == "SNIP, released, s_p 0.9, iid, T 6, seed 0"
 
 
+@pytest.mark.slow
 def test_a_method_with_questions_is_the_same_run_in_every_process(tmp_path, monkeypatch):
     """Its forms have no text of their own, and stand elsewhere in memory each time."""
     source = "from feddip_core import Method\nfrom feddip_core.communication import DENSE\n\n\n"

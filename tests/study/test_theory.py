@@ -387,6 +387,7 @@ def observed(exp, out):
     run(exp, out=out, observe=Killed(exp, out, every=2), progress=False)
 
 
+@pytest.mark.slow
 def test_a_killed_run_loses_no_observation(small, tmp_path):
     exp = small(rounds=6)
     process = multiprocessing.get_context("spawn").Process(target=observed, args=(exp, tmp_path))
