@@ -1,5 +1,6 @@
 # make reproduce   run every notebook headlessly on embedded data; results in outputs/toy
-# make test        lint, types, unit tests, every notebook
+# make test        lint, types, unit tests, every notebook: about ten minutes on two cores
+# make check       lint, types and the fast tests: under two minutes
 # make lab         JupyterLab on the collection
 # make benchmark   a round against a bare PyTorch loop; workers, start-up, growth, a thousand clients on Flower;
 #                    results in outputs/benchmarks
@@ -11,6 +12,7 @@
 # make laptop-cifar    the same of the runs of reduced size on CIFAR-10 and CIFAR-100
 # make site        the notebooks as they were executed, as a static site in outputs/site that opens from disk
 # make notebooks   run the notebooks in place, to renew the outputs they carry
+# make lock        renew hashes.txt from pyproject.toml and constraints.txt
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -36,22 +38,21 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce test lab benchmark benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site notebooks clean
+.PHONY: reproduce lint check test lab benchmark benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site notebooks lock clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
-	@mkdir -p outputs/toy/notebooks
-	@set -e; for notebook in $(NOTEBOOKS); do \
-	  $(BIN)/papermill -k python3 --cwd notebooks --execution-timeout 900 -p out ../outputs/toy \
-	    $$notebook outputs/toy/notebooks/$$(basename $$notebook); \
-	done
-	@echo "Executed notebooks are in outputs/toy/notebooks, figures in outputs/toy/figures, records in outputs/toy/runs."
-	@$(BIN)/python -m feddip_core.study.expected outputs/toy/runs
+	@$(BIN)/python -m feddip_core.reproduce
 
-test: $(INSTALLED)
+lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint
+	$(QUIET) $(BIN)/pytest -m 'not slow' $(SPREAD) --dist loadgroup tests
+
+test: lint
 	$(QUIET) $(BIN)/pytest -rs $(SPREAD) --dist loadgroup tests
 	$(QUIET) $(BIN)/pytest $(SPREAD) --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout 300 notebooks
 
@@ -72,23 +73,11 @@ benchmark-scale: $(INSTALLED)
 benchmark-flower: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark_flower.py
 
-RESULTS := accuracy communication non_iid layer_sparsity extreme_sparsity
-# $(call results,preset,data set,notebooks): each from the records, two at a time.
-define results
-	@mkdir -p outputs/notebooks
-	printf '%s\n' $(3) | xargs -P 2 -I NAME $(BIN)/papermill -k python3 --no-progress-bar --cwd notebooks \
-	  --execution-timeout 900 -p preset $(1) -p dataset $(2) -p runs ../outputs/runs -p out ../outputs \
-	  notebooks/NAME.ipynb outputs/notebooks/NAME-$(2)-$(1).ipynb
-endef
-
 paper-fashion: $(INSTALLED)
-	$(call results,paper,fashion_mnist,$(RESULTS) paper_vs_code convergence)
-	$(BIN)/python -m feddip_core.study.readme
+	$(BIN)/python -m feddip_core.reproduce --preset paper --dataset fashion_mnist --jobs 2
 
 laptop-cifar: $(INSTALLED)
-	$(call results,laptop,cifar10,$(RESULTS))
-	$(call results,laptop,cifar100,$(RESULTS))
-	$(BIN)/python -m feddip_core.study.readme
+	$(BIN)/python -m feddip_core.reproduce --preset laptop --dataset cifar10 cifar100 --jobs 2
 
 site: $(INSTALLED)
 	$(BIN)/python -m feddip_core.lab.gallery
@@ -100,10 +89,21 @@ notebooks: $(INSTALLED)
 	done
 	$(BIN)/python -m feddip_core.lab.tidy $(NOTEBOOKS)
 
-$(INSTALLED): constraints.txt pyproject.toml
+# Versions with the hashes of all their files, for every platform. Not those of PyTorch and of the CUDA that it brings:
+# which build of it fits is for each machine's pip to say.
+CUDA := triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc cuda-runtime \
+  cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
+lock:
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-header --no-annotate \
+	  --no-emit-index-url $(addprefix --no-emit-package=,torch torchvision $(CUDA)) --all-extras -c constraints.txt \
+	  pyproject.toml -o hashes.txt
+
+# What the registry has is installed by its hashes, then PyTorch and this project, which are built for the machine.
+$(INSTALLED): constraints.txt hashes.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=…")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks,flower,test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r hashes.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[notebooks,flower,test]'
 	@touch $@
 
 clean:

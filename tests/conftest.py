@@ -14,6 +14,12 @@ from feddip_core.engine import sources
 torch.set_num_threads(1)  # as `run` does: small convolutions only lose by more
 
 
+def pytest_collection_modifyitems(config, items):
+    """Where tests are spread over cores, the slow ones begin: no core waits for another's last one."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture
 def tiny():
     """A narrow LeNet-5 on the embedded data: a run of a few rounds takes a second or two."""

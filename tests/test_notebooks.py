@@ -8,7 +8,10 @@ import nbformat
 import pandas as pd
 import papermill
 import pytest
+from grid import LocalGrid, run_on
+from matplotlib import pyplot
 
+from feddip_core import flower
 from feddip_core.study import results, tables
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
@@ -153,6 +156,16 @@ def one_run(exp, label):
     return pd.DataFrame({"round": range(1, exp.rounds + 1)}).assign(**columns)
 
 
+def execute(name, given):
+    """The cells of a notebook in this process, with parameters as Papermill would give them."""
+    parameters, *cells = code(nbformat.read(NOTEBOOKS[0].with_stem(name), as_version=4))
+    exec(parameters.source, space := {"__name__": name})
+    space |= given
+    for cell in cells:
+        exec(cell.source, space)
+    pyplot.close("all")
+
+
 @pytest.mark.parametrize("there", [0, 1], ids=["no records", "one record"])
 @pytest.mark.parametrize("name", ["accuracy", "communication", "non_iid", "layer_sparsity", "extreme_sparsity"])
 def test_a_result_says_which_records_are_missing(name, there, tmp_path, monkeypatch, capsys):
@@ -166,41 +179,51 @@ def test_a_result_says_which_records_are_missing(name, there, tmp_path, monkeypa
     for module in (results, tables):  # what a notebook calls, and what `searched` calls for it
         monkeypatch.setattr(module, "find", found)
     given = {"dataset": dataset, "preset": preset, "runs": str(tmp_path / "runs"), "out": str(tmp_path)}
-    cells, space = code(nbformat.read(NOTEBOOKS[0].with_stem(name), as_version=4)), {}
-    for cell in cells:
-        exec(cell.source, space)
-        space |= given
+    execute(name, given)
     text = capsys.readouterr().out
     assert re.search(rf"^{there} of \d+ runs are finished", text, re.M) and "missing for the seeds" in text
     assert "reduced: width" in text
     assert (tmp_path / "figures" / f"{name}-{dataset}-{preset}.svg").exists()
 
 
-# nbval runs every notebook with its default parameters. Here these have others: the records of the repository instead
-# of toys, which takes seconds, and less of what starts many processes or trains deep networks.
+# nbval runs every notebook with its default parameters. Papermill runs two of them with others, and in this process,
+# which saves a kernel's start, the rest of those that have another way through: the records of the repository instead
+# of toys, and no deployment.
 RECORDS = dict(preset="paper", dataset="fashion_mnist", runs="../outputs/runs")
-OF_RECORDS = ("accuracy", "communication", "non_iid", "layer_sparsity", "extreme_sparsity", "paper_vs_code")
-PARAMETERS = dict.fromkeys(OF_RECORDS, RECORDS) | {
-    "convergence": RECORDS, "flower": dict(rounds=2, deploy=False), "batch_norm": dict(rounds=2)
-}  # fmt: skip
+OTHER_WAYS = dict.fromkeys(
+    ("communication", "non_iid", "layer_sparsity", "extreme_sparsity", "paper_vs_code", "convergence"), RECORDS
+) | {"flower": dict(rounds=2, deploy=False)}
 
 
-@pytest.fixture(scope="module")
-def shared_runs(tmp_path_factory):
-    """One folder of records for all notebooks, as in `make reproduce`: a run that two of them need is made once."""
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
-def test_papermill_runs_it_and_it_leaves_its_results(path, tmp_path, shared_runs):
-    out = tmp_path / "outputs"
-    out.mkdir()
-    (out / "runs").symlink_to(shared_runs)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "given"), [("00_quickstart", {}), ("accuracy", RECORDS)], ids=["toy", "records"])
+def test_papermill_runs_it_and_it_leaves_its_results(name, given, tmp_path):
+    path = NOTEBOOKS[0].with_stem(name)
     executed = papermill.execute_notebook(
-        path, tmp_path / path.name, parameters={"out": str(out)} | PARAMETERS.get(path.stem, {}), cwd=path.parent,
-        kernel_name="python3", execution_timeout=600, progress_bar=False,
+        path, tmp_path / path.name, parameters={"out": str(tmp_path)} | given, cwd=path.parent,
+        kernel_name="python3", execution_timeout=1800, progress_bar=False,
     )  # fmt: skip
     assert not any(output.output_type == "error" for cell in code(executed) for output in cell.outputs)
-    assert {".png", ".svg"} <= {p.suffix for p in (out / "figures").rglob("*")}
-    if path.stem not in PARAMETERS and any(" run(" in cell.source for cell in code(executed)):
-        assert {".json", ".csv"} <= {p.suffix for p in shared_runs.rglob("*")}
+    assert {".png", ".svg"} <= {p.suffix for p in (tmp_path / "figures").rglob("*")}
+    assert given or {".json", ".csv"} <= {p.suffix for p in (tmp_path / "runs").rglob("*")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHER_WAYS)
+def test_with_other_parameters_it_leaves_its_results_too(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(NOTEBOOKS[0].parent)
+    monkeypatch.setattr(flower, "simulate", lambda exp, out, **_: run_on(LocalGrid(exp.clients), exp, out))
+    execute(name, OTHER_WAYS[name] | {"out": str(tmp_path)})
+    assert {".png", ".svg"} <= {p.suffix for p in (tmp_path / "figures").rglob("*")}
+
+
+def test_figures_and_records_go_where_they_are_asked_for(notebook):
+    """Every figure to `out`, under a name; of the runs at least one to a folder that follows from it."""
+    calls = [n for cell in code(notebook) for n in ast.walk(ast.parse(cell.source)) if isinstance(n, ast.Call)]
+    shown = [call for call in calls if getattr(call.func, "attr", None) == "show"]
+    assert shown and all(ast.unparse(call.args[2]) == "out" and len(call.args) == 4 for call in shown)
+    runs = [call for call in calls if getattr(call.func, "id", None) == "run"]
+    kept = [
+        ast.unparse(given) for c in runs for given in (*c.args[1:], *(k.value for k in c.keywords if k.arg == "out"))
+    ]
+    assert not runs or any(re.match(r"records|folder|f'{out}/runs'", place) for place in kept)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from zipfile import ZipFile
@@ -59,12 +60,18 @@ def imports(tree):
             yield node.module.split(".")[0]
 
 
+distributions = cache(packages_distributions)  # it reads what every installed package has: a second
+
+
+@cache
+def ours():
+    return {"feddip_core", *(path.stem for folder in ("tests", ".ci") for path in (ROOT / folder).rglob("*.py"))}
+
+
 def third_party(modules):
     """The distributions that these modules come from: yaml is from pyyaml. An unknown module is its own."""
-    ours = {"feddip_core", *(path.stem for folder in ("tests", ".ci") for path in (ROOT / folder).rglob("*.py"))}
-    found = packages_distributions()
-    modules = set(modules) - ours - sys.stdlib_module_names
-    return {module: {normal(name) for name in found.get(module, [module])} for module in modules}
+    modules = set(modules) - ours() - sys.stdlib_module_names
+    return {module: {normal(name) for name in distributions().get(module, [module])} for module in modules}
 
 
 def sources(folder):
@@ -86,6 +93,20 @@ def test_a_dependency_of_two_groups_has_one_bound(project):
 def test_what_is_installed_is_what_is_locked(project, lock):
     for name in names(declared(project)):
         assert version(name).split("+")[0] == lock[name], name
+
+
+def test_every_version_but_pytorchs_is_locked_with_hashes(lock):
+    hashed, hashes = {}, 0
+    for line in (ROOT / "hashes.txt").read_text().splitlines():
+        if entry := re.match(r"(\S+)==(\S+) .*\\$", line):
+            assert hashes or not hashed, f"no hash before {line}"
+            hashed[normal(entry[1])], hashes = entry[2], 0
+        else:
+            hashes += bool(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line))
+    assert lock.items() - hashed.items() == {(name, lock[name]) for name in ("torch", "torchvision")}
+    assert not [name for name in hashed if name.startswith(("nvidia", "cuda", "triton"))]
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert build == [f"setuptools=={lock['setuptools']}"]
 
 
 def test_conda_users_get_the_same(project):
@@ -124,6 +145,7 @@ def test_what_tests_and_notebooks_import_is_declared(project):
             assert origins & allowed, f"{name} imports {module}"
 
 
+@pytest.mark.slow
 def test_the_core_alone_can_be_imported_without_an_extra(project):
     code = (
         "import sys, feddip_core\n"
@@ -138,6 +160,7 @@ def test_the_core_alone_can_be_imported_without_an_extra(project):
             assert origins & core, f"{path.name} imports {module}"
 
 
+@pytest.mark.slow
 def test_a_wheel_has_every_file_of_the_package(tmp_path):
     """Built from a copy, by the setuptools that is installed: without a network, without traces in this folder."""
     copy, caches = tmp_path / "project", shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -156,6 +179,7 @@ def test_a_wheel_has_every_file_of_the_package(tmp_path):
     assert not any(name.startswith(("tests/", "notebooks/", "outputs/")) for name in packed)
 
 
+@pytest.mark.slow
 def test_torchvision_imports_beside_any_torch():
     code = (
         "from feddip_core.engine._torchvision import torchvision; import torchvision.transforms; "
@@ -164,6 +188,7 @@ def test_torchvision_imports_beside_any_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_real_failure_of_torchvision_is_not_hidden(tmp_path):
     broken = tmp_path / "torchvision"
     broken.mkdir()
@@ -179,18 +204,13 @@ def test_a_real_failure_of_torchvision_is_not_hidden(tmp_path):
 def test_the_core_neither_prints_nor_unpickles():
     for path in sources("feddip_core"):
         source = path.read_text()
-        command = "batch" in (path.stem, path.parent.name) or "__main__" in source  # it has to say how it went
+        command = path.parent.name in ("batch", "reproduce") or "__main__" in source  # it has to say how it went
         printing = () if command else ("print(",)
         for word in (*printing, "import pickle", "torch.load(", "allow_pickle=True"):
             assert word not in source, f"{path.name}: {word}"
 
 
-def test_importing_the_core_needs_neither_torchvision_nor_widgets_nor_flower():
-    others = ("torchvision", "ipywidgets", "jupyterlab", "flwr", "ray", "matplotlib")
-    code = f"import sys, feddip_core; sys.exit(any(m in sys.modules for m in {others}))"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
+@pytest.mark.slow
 def test_readmes_tables_are_those_of_the_records():
     text = (ROOT / "README.md").read_text()
     assert renewed(text) == text

@@ -145,6 +145,7 @@ def test_a_class_that_workers_cannot_import_is_refused_before_training(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_workers_train_it_to_the_same_bits(yours):
     exp = small(method=yours, share=0.4)
     assert same(run(exp), run(exp, workers=2))
@@ -194,6 +195,7 @@ def test_live_curves_show_it(monkeypatch):
     assert len(figure.axes) == 3
 
 
+@pytest.mark.slow
 def test_a_batch_runs_it_by_name_with_its_settings(yours, tmp_path, monkeypatch):
     from feddip_core.batch.command import main as batch
 
@@ -210,6 +212,7 @@ def test_a_batch_runs_it_by_name_with_its_settings(yours, tmp_path, monkeypatch)
         batch(["--methods", "__main__:Local", "--out", str(tmp_path / "out")])
 
 
+@pytest.mark.slow
 def test_papermill_runs_it_by_name_with_its_settings(yours, tmp_path):
     given = dict(method=yours, settings=SMALL | dict(share=0.25), out=str(tmp_path))
     papermill.execute_notebook(
@@ -231,6 +234,7 @@ def test_flower_runs_it_to_the_same_bits(yours, tmp_path):
     assert same(run(exp), run_on(LocalGrid(exp.clients), exp))
 
 
+@pytest.mark.slow
 def test_another_process_reads_the_record_without_the_class(tmp_path):
     run(small(method=Local), tmp_path)
     code = (

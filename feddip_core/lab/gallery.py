@@ -181,7 +181,9 @@ def build(notebooks: list[Path], folder: Path) -> Path:
         links = " ".join(f'<a href="{to}.html">{sign}{escape(heading(read[to])[0])}</a>' for to, sign in steps)
         home = f'<nav aria-label="Collection"><a href="index.html">All notebooks</a> {links}</nav>'
         write(folder / f"{stem}.html", shell(heading(read[stem])[0], page_of(read[stem], walk), home))
-    style = Path(__file__).with_suffix(".css").read_text() + HtmlFormatter().get_style_defs(".highlight")
+    style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8") + HtmlFormatter().get_style_defs(
+        ".highlight"
+    )
     write(folder / "style.css", style)
     write(folder / "index.html", shell("FedDIP notebooks", _index(parts, cards), ""))
     return folder / "index.html"

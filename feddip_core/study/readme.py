@@ -96,6 +96,10 @@ def renewed(text: str) -> str:
     return text
 
 
-if __name__ == "__main__":
+def main() -> None:
     readme = ROOT / "README.md"
-    write(readme, renewed(readme.read_text()))
+    write(readme, renewed(readme.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..experiment import Experiment
 
-PAPER = json.loads((Path(__file__).parent.parent / "assets" / "paper_results.json").read_text())
+PAPER = json.loads((Path(__file__).parent.parent / "assets" / "paper_results.json").read_text(encoding="utf-8"))
 PAPER_DATA = {"fashion_mini": "fashion_mnist"}  # whose numbers of the paper stand beside an embedded data set
 SEEDS = {"paper": (0, 1, 2), "laptop": (0, 1, 2), "smoke": (0, 1)}
 ONE_SMOKE_SEED = ("accuracy", "communication", "paper_vs_code", "versions")  # many runs, in about a minute

@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import signal
@@ -5,6 +6,8 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from pathlib import Path
+from unittest import mock
 
 import pytest
 from filelock import FileLock
@@ -16,6 +19,8 @@ from feddip_core.engine.sources import MINI
 from feddip_core.methods import PruneFL
 
 SHORT = ["--set", "rounds=2", "local_epochs=1"]
+TESTS = Path(__file__).parent.parent
+LIMIT = 1200  # seconds, for a process that hangs; a busy machine may take long
 
 
 def experiment(method="feddip", **settings):
@@ -121,13 +126,16 @@ def test_a_dry_run_lists_what_is_left_and_runs_nothing(tmp_path, capsys):
 
 
 def test_the_estimate_comes_from_records_or_from_a_few_steps(tmp_path):
+    """On a clock that shows a second more at every look: four steps take one, and so does a batch of the test."""
     exp = experiment()
-    measured = estimate.seconds_per_round(exp, tmp_path)
+    with mock.patch.object(estimate, "time", mock.Mock(perf_counter=itertools.count().__next__)):
+        measured = estimate.seconds_per_round(exp, tmp_path)
+    assert measured == 3 * 19 * 0.25 + 1000 / 500  # ten clients have 600 images each, in 19 batches; 500 are tested
     metrics = run(exp, out=tmp_path / "runs").metrics
     assert estimate.seconds_per_round(exp.replace(seed=5), tmp_path) == pytest.approx(metrics["seconds"].median())
-    assert metrics["seconds"].min() / 10 < measured < metrics["seconds"].max() * 10
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_reported_and_the_others_are_unharmed(tmp_path, capsys):
     bad, good = experiment("feddip"), experiment("fedavg")
     place = tmp_path / "runs" / records.folder_name(bad)
@@ -148,6 +156,7 @@ def test_a_failed_run_is_reported_and_the_others_are_unharmed(tmp_path, capsys):
     assert (records.folder_of(good, tmp_path / "runs") / "provenance.json").read_bytes() == stamp
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
     exp = experiment()
     folder = records.folder_of(exp, tmp_path / "runs")
@@ -176,10 +185,11 @@ def test_the_notebook_of_the_process_that_has_the_run_is_no_failure_of_this_one(
     assert not records.taken(experiment(rounds=3), tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_two_batches_never_take_the_same_run(tmp_path):
     words = ["--methods", "feddip", "fedavg", "--set", "rounds=30", "local_epochs=1", "--jobs", "2", "--out", tmp_path]
     both = [start(*words), start(*words)]
-    said = [process.communicate(timeout=300)[0] for process in both]
+    said = [process.communicate(timeout=LIMIT)[0] for process in both]
     assert sum(text.count("done: ") for text in said) == 2, said
     assert {process.returncode for process in both} <= {0, 3}
     for method in ("feddip", "fedavg"):
@@ -188,27 +198,30 @@ def test_two_batches_never_take_the_same_run(tmp_path):
         assert kept["rounds_done"] == 30 and "resumed" not in kept
 
 
-def test_ctrl_c_stops_it_cleanly_and_the_same_command_resumes(tmp_path):
-    exp = experiment(rounds=120)
-    words = ["--set", "rounds=120", "local_epochs=1", "--out", tmp_path]
+@pytest.mark.slow
+def test_ctrl_c_stops_it_cleanly_and_the_same_command_resumes(tmp_path, monkeypatch):
+    exp = experiment("own_methods:Waits", rounds=4)
+    words = ["--methods", "own_methods:Waits", "--set", "rounds=4", "local_epochs=1", "--out", tmp_path]
+    wait, path = tmp_path / "wait", [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("FEDDIP_WAITS", str(wait))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    wait.touch()
     process = start(*words)
-    deadline = time.monotonic() + 120
-    while not records.progress(exp, tmp_path / "runs")[0] and time.monotonic() < deadline:
+    while not records.progress(exp, tmp_path / "runs")[0] and process.poll() is None:
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=120)[0]
+    said = process.communicate(timeout=LIMIT)[0]
     assert process.returncode == 130, said
     assert "1 runs are not done; the same command resumes them" in said and "Traceback" not in said
     done, whole = records.progress(exp, tmp_path / "runs")
-    assert 0 < done < 120 and not whole
-    FileLock(
-        records.folder_of(exp, tmp_path / "runs") / ".lock", blocking=False
-    ).acquire().lock.release()  # nobody is left
+    assert 0 < done < 3 and not whole
+    assert not records.taken(exp, tmp_path / "runs")  # nobody is left
+    wait.unlink()
     process = start(*words)
-    said = process.communicate(timeout=300)[0]
+    said = process.communicate(timeout=LIMIT)[0]
     assert process.returncode == 0, said
     kept = json.loads((records.folder_of(exp, tmp_path / "runs") / "provenance.json").read_text())
-    assert kept["rounds_done"] == 120 and kept["resumed"][0]["after_round"] == done
+    assert kept["rounds_done"] == 4 and kept["resumed"][0]["after_round"] == done
 
 
 def test_a_module_in_the_working_folder_is_found_by_the_kernel(tmp_path, monkeypatch):

@@ -400,6 +400,7 @@ def test_how_a_result_is_computed_can_be_left_out():
     assert {other.on_any_machine().run_id for other in changed} == {e.run_id}
 
 
+@pytest.mark.slow
 def test_run_id_is_the_same_in_another_process():
     code = "from feddip_core import Experiment; print(Experiment.preset('smoke').run_id)"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,14 +1,13 @@
 import copy
 import gc
 import threading
-import time
 
 import pytest
 import reference
 import torch
 from helpers import one_round, states, trained
 
-from feddip_core import data, masks, run
+from feddip_core import data, masks, run, streams
 from feddip_core.engine.assembly import assemble
 from feddip_core.engine.checkpoints import tensors_of
 from feddip_core.server import Federation
@@ -17,10 +16,10 @@ from feddip_core.streams import global_stream, stream
 
 
 @pytest.mark.parametrize("method", ["feddip", "feddp"])
-@pytest.mark.parametrize(("model", "width"), [("lenet5", 0.25), ("resnet18", 0.02)])
-def test_algorithm_1_transcribed_naively_agrees(tiny, mini, double_precision, method, model, width):
+@pytest.mark.parametrize(("model", "width", "T"), [("lenet5", 0.25, 8), ("resnet18", 0.02, 4)])
+def test_algorithm_1_transcribed_naively_agrees(tiny, mini, double_precision, method, model, width, T):
     settings = dict(lambda_max=0.05, lambda_steps=4) if method == "feddip" else {}
-    exp = tiny(method, model=model, width=width, clients=400, rounds=8, batch_size=8, **settings)
+    exp = tiny(method, model=model, width=width, clients=400, rounds=T, batch_size=8, **settings)
     fast = list(states(exp, mini))
     federation, start, _ = fast[0]
     names = list(federation.clients.layout.prunable)
@@ -28,7 +27,7 @@ def test_algorithm_1_transcribed_naively_agrees(tiny, mini, double_precision, me
         copy.deepcopy(assemble(exp, mini).clients.net), start.m, names, federation.select,
         lambda t, n: data.batches(mini, federation.clients.parts[n], 8, 1, stream(exp.seed, "batches", t, n)),
         lambda n: len(federation.clients.parts[n]),
-        T=8, R=2, s_0=0.5, s_p=0.9, lambda_max=settings.get("lambda_max", 0.0), Q=4,
+        T=T, R=2, s_0=0.5, s_p=0.9, lambda_max=settings.get("lambda_max", 0.0), Q=4,
         eta_0=0.1, decay=0.998, weight_decay=5e-4,
     )  # fmt: skip
     end = fast[-1][1]
@@ -154,6 +153,7 @@ def test_batch_norm_statistics_are_averaged_and_sent(tiny, mini):
     assert row["uplink_bits"] == 2 * 32 * (federation.clients.layout.size + federation.clients.layout.statistics.size)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_clients(tiny, mini, monkeypatch):
     def most_models_alive(clients, per_round):
         gc.collect()  # what is left of the federation before
@@ -175,14 +175,26 @@ def test_memory_does_not_grow_with_the_clients(tiny, mini, monkeypatch):
     assert few == many == all_of_them
 
 
-def test_threads_do_not_draw_from_each_others_stream():
+def test_threads_do_not_draw_from_each_others_stream(monkeypatch):
     """As when a plan is made while a network with dropout trains."""
-    cpu, entered, other = torch.device("cpu"), threading.Event(), []
+    cpu, entered, knocked, other = torch.device("cpu"), threading.Event(), threading.Event(), []
+
+    class Door:
+        def __enter__(self):
+            knocked.set()
+            lock.acquire()
+
+        def __exit__(self, *_):
+            lock.release()
+
+    lock = threading.RLock()
+    monkeypatch.setattr(streams, "GLOBAL", Door())
 
     def draw():
         with global_stream(cpu, 0, "one"):
+            knocked.clear()
             entered.set()
-            time.sleep(0.05)  # in which the other would seed the generator anew
+            knocked.wait()  # without a lock, until the other has seeded the generator anew
             other.append(torch.rand(1))
 
     with global_stream(cpu, 0, "one"):
@@ -192,6 +204,7 @@ def test_threads_do_not_draw_from_each_others_stream():
     entered.wait()
     with global_stream(cpu, 0, "two"):
         torch.rand(1)
+        knocked.set()
     thread.join()
     assert other == [alone]
 

@@ -80,6 +80,7 @@ def half_compile(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda f, options: compile(f, backend="aot_eager"))
 
 
+@pytest.mark.slow
 def test_torch_compile_gives_the_same_up_to_rounding(tiny, mini, half_compile):
     exp = tiny(width=0.05, gradient="eager", clients=60)
     plain, compiled = (trained(exp.replace(torch_compile=on), mini, (0,)) for on in (False, True))

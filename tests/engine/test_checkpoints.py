@@ -85,6 +85,7 @@ def killed_at(moment, exp, out):
     run(exp, out=out, progress=False)
 
 
+@pytest.mark.slow
 def test_killed_twenty_times_at_random_moments(tiny, tmp_path):
     exp = tiny(rounds=60, width=0.2, clients=60)
     whole = run(exp)  # and whatever is compiled or read only once

@@ -179,6 +179,7 @@ def test_crops_and_flips_come_as_views_and_are_taken(tiny, mini):
     torch.testing.assert_close(weights["native"], weights["eager"], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_large_images_need_no_large_stack():
     net, layout = network(3.0, size=224, channels=3)
     u, x, y = sample(layout, 3, 0.5, size=224, channels=3)

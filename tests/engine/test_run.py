@@ -1,4 +1,3 @@
-import hashlib
 import subprocess
 import sys
 
@@ -6,7 +5,7 @@ import pytest
 import torch
 from helpers import same
 
-from feddip_core import Experiment, run
+from feddip_core import run
 from feddip_core.engine import run as running
 from feddip_core.engine import sources
 
@@ -47,20 +46,24 @@ def test_a_run_leaves_the_global_generator_and_threads_alone(tiny):
         torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("model", ["lenet5", "alexnet", "resnet18"])
-def test_same_seed_same_bits_in_another_process(model):
-    settings = dict(rounds=2, width=0.05, clients=60, clients_per_round=2, local_epochs=1, model=model)
-    code = f"""
+BITS = """
 import hashlib
 from feddip_core import Experiment, run
-r = run(Experiment.preset("smoke", **{settings!r}))
-print(hashlib.sha256(b"".join(v.numpy().tobytes() for v in [*r.weights.values(), *r.mask.values()])).hexdigest())
-print(r.metrics.drop(columns="seconds").to_csv())"""
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+def bits(model):
+    settings = dict(rounds=2, width=0.05, clients=60, clients_per_round=2, local_epochs=1, model=model)
     r = run(Experiment.preset("smoke", **settings))
-    tensors = [*r.weights.values(), *r.mask.values()]
-    digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in tensors)).hexdigest()
-    assert other.split() == [digest, *r.metrics.drop(columns="seconds").to_csv().split()]
+    tensors = b"".join(v.numpy().tobytes() for v in [*r.weights.values(), *r.mask.values()])
+    return model, r.experiment.run_id, hashlib.sha256(tensors).hexdigest(), r.metrics.drop(columns="seconds").to_csv()
+for model in ("lenet5", "alexnet", "resnet18"):
+    print(*bits(model))
+"""
+
+
+@pytest.mark.slow
+def test_same_seed_same_bits_in_another_process(capsys):
+    other = subprocess.run([sys.executable, "-c", BITS], capture_output=True, text=True, check=True).stdout
+    exec(BITS, {})
+    assert other == capsys.readouterr().out and other.count("resnet18") == 1
 
 
 @pytest.mark.parametrize("partition", ["pathological", "shards", "dirichlet(0.1)"])
@@ -137,7 +140,10 @@ class Bar:
         pass
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_no_plots_no_flower_and_no_torchvision():
-    heavy = ("matplotlib", "flwr", "ray", "torchvision", "IPython", "ipywidgets", "sympy")
-    code = f"import sys, feddip_core; print([m for m in {heavy!r} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    heavy = ("matplotlib", "flwr", "ray", "torchvision", "IPython", "ipywidgets", "jupyterlab", "sympy")
+    look = f"print(feddip_core._curves(None), [m for m in {heavy!r} if m in sys.modules])"  # no curves: no notebook
+    code = f"import sys, feddip_core; {look}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "None []\n"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from feddip_core import Experiment, flower
 from feddip_core.engine.records import folder_of
+from feddip_core.flower import nodes
 
 
 def through_the_wire(message: Message) -> Message:
@@ -77,11 +79,25 @@ class LocalGrid(Grid):
         raise NotImplementedError
 
 
+class Clock:
+    """Time that passes where the server waits, and nowhere else: no machine is too busy to answer."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 def run_on(grid: Grid, exp, out=None, answer_within: float = 1.0, patience: float = 1.0, **options):
     """The run of an experiment whose clients are the nodes of this grid."""
     runs = []
     app = flower.servers(exp, out, answer_within=answer_within, patience=patience, done=runs.append, **options)
-    app(grid, LocalGrid.context(1, 0))
+    with mock.patch.object(nodes, "time", Clock()):
+        app(grid, LocalGrid.context(1, 0))
     return runs[0]
 
 

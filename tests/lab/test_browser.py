@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 SCREENSHOTS = ROOT / "outputs" / "screenshots"
 CHROMIUM = "/usr/bin/chromium"
-SECONDS = 100  # that anything may take on a machine that is busy with other things
+SECONDS = 600  # that anything may take on a machine that is busy with other things
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -33,7 +33,7 @@ if not Path(CHROMIUM).exists():  # and then Playwright need not be there either
 from playwright.sync_api import expect, sync_playwright  # noqa: E402
 
 expect.set_options(timeout=SECONDS * 1000)
-pytestmark = pytest.mark.xdist_group("browser")  # one JupyterLab for them all
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]  # one JupyterLab for them all
 
 
 @pytest.fixture(scope="module")

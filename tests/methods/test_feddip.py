@@ -116,7 +116,7 @@ def test_a_dense_memory_is_centralised_dpf(tiny, mini):
     """One client that holds everything: error feedback without end, the mask renewed every two epochs."""
     exp = tiny(
         "dpf", regrowth="dense_memory", clients=1, clients_per_round=1, rounds=4, batch_size=500, weight_decay=0.01,
-        gradient="eager",
+        gradient="eager", width=0.25,
     )  # fmt: skip
     federation = assemble(exp, mini)
     w = federation.start().w.clone()

@@ -42,6 +42,7 @@ def test_run_takes_the_class_itself(tiny, tmp_path):
     assert records.folder_of(held.experiment, tmp_path).name.endswith(f"Held-seed0-{held.experiment.run_id}")
 
 
+@pytest.mark.slow
 def test_half_is_kept_by_a_method_in_a_module(tiny, mini, tmp_path):
     """Resumed after a round, and trained by workers, to the same bits."""
     exp = tiny(own_methods.Half, rounds=3, clients=60)
