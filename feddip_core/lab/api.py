@@ -29,7 +29,8 @@ def page() -> str:
 def entry(name: str, thing: Any) -> str:
     """A public function or class: how it is called, what it says of itself, and what one may call on it."""
     members = [part for k, v in vars(thing).items() if (part := member(name, k, v))] if inspect.isclass(thing) else []
-    return f'<section id="{name}"><h2><code>{name}</code></h2>{about(name, thing)}{"".join(members)}</section>'
+    call = f"<pre><code>{signature(name, thing)}</code></pre>"
+    return f'<section id="{name}"><h2><code>{name}</code></h2>{call}{paragraphs(thing)}{"".join(members)}</section>'
 
 
 def member(owner: str, name: str, thing: Any) -> str:
@@ -38,12 +39,8 @@ def member(owner: str, name: str, thing: Any) -> str:
     function = getattr(thing, "fget", None) or getattr(thing, "func", None) or getattr(thing, "__func__", thing)
     if name.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
         return ""
-    call = f"<pre><code>.{name}</code></pre>" if prop else signature(f".{name}", function)
-    return f'<h3 id="{owner}.{name}"><code>{name}</code></h3>{call}{paragraphs(function)}'
-
-
-def about(name: str, thing: Any) -> str:
-    return signature(name, thing) + paragraphs(thing)
+    call = escape(name) if prop else signature(name, function)
+    return f'<h3 id="{owner}.{name}"><code>.{call}</code></h3>{paragraphs(function)}'
 
 
 def signature(name: str, thing: Any) -> str:
@@ -51,7 +48,7 @@ def signature(name: str, thing: Any) -> str:
     call = inspect.signature(thing)
     plain = [p.replace(annotation=p.empty) for p in call.parameters.values() if p.name not in ("self", "cls")]
     call = call.replace(parameters=plain, return_annotation=call.empty)
-    return f"<pre><code>{escape(name + str(call))}</code></pre>"
+    return escape(name + str(call))
 
 
 def paragraphs(thing: Any) -> str:
