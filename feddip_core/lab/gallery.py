@@ -21,6 +21,7 @@ from PIL import Image
 from pygments.formatters import HtmlFormatter
 
 from ..engine.records import write
+from . import api
 
 ROOT = Path(__file__).parent.parent.parent  # of the checkout: an installed package has no notebooks beside it
 # The map: in this order, with the notebooks in theirs; what is named nowhere stands under the last.
@@ -185,12 +186,15 @@ def build(notebooks: list[Path], folder: Path) -> Path:
         ".highlight"
     )
     write(folder / "style.css", style)
+    home = '<nav aria-label="Collection"><a href="index.html">All notebooks</a></nav>'
+    write(folder / "api.html", shell("API of feddip_core", api.page(), home))
     write(folder / "index.html", shell("FedDIP notebooks", _index(parts, cards), ""))
     return folder / "index.html"
 
 
 def _index(parts: dict[str, list[str]], cards: dict[str, str]) -> str:
     steps = "".join(f'<li><a href="#{name.lower()}">{name}</a></li>' for name in parts)
+    steps += '<li><a href="api.html">API</a></li>'
     sections = "".join(
         f'<section id="{name.lower()}"><h2>{name}</h2><p>{MAP[name][0]}</p>'
         f'<div class="cards">{"".join(cards[stem] for stem in stems)}</div></section>'

@@ -6,6 +6,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+import feddip_core
+from feddip_core import METHODS
+from feddip_core.experiment import COMMON
 from feddip_core.lab import gallery, tidy
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
@@ -17,7 +20,7 @@ def pages(site):
 
 def test_every_notebook_has_a_page_a_card_and_a_thumbnail(site):
     stems = {path.stem for path in NOTEBOOKS}
-    assert set(pages(site)) == stems | {"index"}
+    assert set(pages(site)) == stems | {"index", "api"}
     index = site.read_text()
     for stem in stems:
         assert index.count(f'href="{stem}.html"') == 1
@@ -43,6 +46,19 @@ def test_nothing_is_loaded_from_elsewhere_and_every_link_leads_somewhere(site):
         for target in re.findall(r'(?:href|src)="([^"#]+)[^"]*"', page):
             if not target.startswith(("data:", "https://", "http://")):
                 assert (site.parent / target).exists(), f"{stem}: {target}"
+
+
+def test_the_api_page_has_every_public_name_and_every_setting(site):
+    page = pages(site)["api"]
+    public = [name for name in feddip_core.__all__ if callable(getattr(feddip_core, name))]
+    assert all(f'<section id="{name}">' in page for name in public)
+    for method in METHODS.values():
+        assert all(f"<code>{setting}</code>" in page for setting in (*COMMON, *method.settings))
+    row = re.search(r"<tr><th[^>]*><code>batch_size</code>.*?</tr>", page)[0]
+    assert re.findall(r"<td>(.*?)</td>", row) == [
+        "64 / 128 / 128", "a whole number of at least 1", "B, samples in a local step",
+    ]  # fmt: skip
+    assert "run(experiment, out=None, *, method=None" in page
 
 
 def test_formulas_are_mathml_and_none_is_left_over(site):
