@@ -120,7 +120,7 @@ def test_imports_point_one_way():
         here, there = part_of(path), part_of_module(module)
         if there != here and there not in BELOW[here]:
             wrong.append(f"{path} imports {module}")
-        if module == "feddip_core":
+        if module == "feddip_core" and path != Path("lab/api.py"):  # which describes it
             wrong.append(f"{path} imports the facade")
     assert not wrong
 
