@@ -89,7 +89,8 @@ def run(
             raise ValueError(f"until: {until} is not allowed; {record.folder} is at round {state.t} already")
         if workers > 1:
             site.train = stack.enter_context(Workers(site, workers)).train
-        share = float("inf") if site.always_saved else SAVING_SHARE
+        # Rounds that others train are few and slow: each of them is kept.
+        share = SAVING_SHARE if federation is Federation else float("inf")
         log = stack.enter_context(_Log(record, state, rows, record.earlier if observe else 0, share))
         log.unsaved = record.earlier < state.t  # its files were lost, and only the checkpoint is left
         show = stack.enter_context(_shown(site, rows, state.t, progress))
@@ -105,6 +106,8 @@ def _rounds(site: Federation, state: State, log: "_Log", last: int, observe: Obs
         began = time.perf_counter()
         after, done = site.round(state)
         row = measure.row(site, state, after, done, 0.0)
+        if records.diverged(row) and not site.may_diverge:
+            raise RuntimeError(f"round {after.t}: its loss is not finite; it is refused, and the round before it stays")
         row["seconds"], state = time.perf_counter() - began, after
         if site.faults:
             log.record.provenance["faults"] = site.faults
