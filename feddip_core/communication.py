@@ -36,15 +36,13 @@ class Form:
         return array
 
     def check(self, name: str, layout: Layout, array: Tensor, kept: int | None) -> None:
-        """An array from elsewhere has the type and the length that this form says, and finite numbers."""
+        """An array from elsewhere has the type and the length that this form says."""
         count = self.count(layout, kept)
         bits = self.bits_each == 1
         dtype, length = (torch.uint8, math.ceil(count / 8)) if bits else (torch.get_default_dtype(), count)
         if array.dtype != dtype or array.shape != (length,):
             form = f"{array.dtype} of shape {tuple(array.shape)}"
             raise ValueError(f"{name} is {form}; it must be {dtype} of shape ({length},)")
-        if not array.isfinite().all():
-            raise ValueError(f"{name} holds a number that is not finite")
 
 
 class Kept(Form):

@@ -58,6 +58,8 @@ COMMON: dict[str, Setting] = dict(
     learning_rate_decay=real(0.998, 0, 1, "factor on η from one round to the next", open_low=True),
     momentum=real(0.0, 0, 1, "of the local SGD, started anew in each round", open_high=True),
     weight_decay=real(5e-4, 0, math.inf, "of the local SGD, on the dense weights"),
+    aggregation=choice("mean", ("mean", "trimmed_mean", "median"), "of the uploads, per weight; Eq. 12 is the mean"),
+    clip_norm=real(0.0, 0, math.inf, "the longest update of a client; a longer one is shortened. 0: no limit"),
     rules=choice("paper", ("paper", "released"), "the paper's text, or the code released in the FedDIP repository"),
     normalisation=choice("standard", ("standard", "released"), "released: CIFAR-100 divided by 255 twice"),
     seed=whole(0, 0, "of every random stream"),

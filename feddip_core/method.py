@@ -40,6 +40,7 @@ class Method:
 
     feedback = True  # whether a pruned weight keeps moving (Eq. 10) or is masked after every step (Eq. 7)
     mask_form: Form = MASK  # how a mask travels
+    one_mask: ClassVar[bool] = True  # whether all clients of a round upload the same weights: else no median
     plan_is_a_bound: ClassVar[bool] = False  # whether training decides how much is sent, so that a plan says at most
     questions: ClassVar[dict[str, dict[str, Form]]] = {}  # to clients before the first round, and what each answers
 

@@ -31,9 +31,9 @@ class Federation:
 
     def __init__(self, exp: Experiment, clients: Clients, method: Method):
         self.exp, self.clients, self.method = exp, clients, method
-        self.train = self.train_here
+        self.train, self.aggregate = self.train_here, aggregate  # `engine.robust` has more careful averages
         self.faults: list[dict] = []  # clients whose answer a round went without; never any in one process
-        self.always_saved = False  # whether every round is worth a checkpoint
+        self.may_diverge = True  # whether a loss that is not finite ends the run; else such a round is refused
 
     def start(self, sketch: bool = False) -> State:
         """Default initialisation, pruned with the method's first mask; a sketch asks no client."""
@@ -75,7 +75,7 @@ class Federation:
                 zeros.append((w == 0).double().mean())
                 yield upload.values
 
-        mean = aggregate(values(), replies.sizes)
+        mean = self.aggregate(values(), replies.sizes)
         return Average(mean, replies.clients, own, [float(z) for z in zeros])
 
     def ask(self, chosen: list[int] | None, question: str, **tensors: Tensor) -> dict[int, Tensors]:

@@ -11,7 +11,7 @@ from ..experiment import Experiment, is_hook
 from ..layout import Layout
 from ..methods import method_of
 from ..server import Federation
-from . import computing, networks, sources
+from . import computing, networks, robust, sources
 from .partitions import partition
 
 
@@ -34,6 +34,7 @@ def assemble(
     made = federation(exp, trained, method_of(exp, trained))
     if exp.stacked:
         made.train = functools.partial(computing.stacked, made)
+    robust.protect_(made)
     return made
 
 

@@ -105,6 +105,8 @@ def _rounds(site: Federation, state: State, log: "_Log", last: int, observe: Obs
         began = time.perf_counter()
         after, done = site.round(state)
         row = measure.row(site, state, after, done, 0.0)
+        if records.diverged(row) and not site.may_diverge:
+            raise RuntimeError(f"round {after.t}: its loss is not finite; it is refused, and the round before it stays")
         row["seconds"], state = time.perf_counter() - began, after
         if site.faults:
             log.record.provenance["faults"] = site.faults
@@ -168,7 +170,8 @@ class _Log:
 
     def __init__(self, site: Federation, record: records.Record, state: State, rows: list[dict], floor: int):
         self.site, self.record, self.state, self.rows = site, record, state, rows
-        self.share = float("inf") if site.always_saved else SAVING_SHARE
+        # Rounds that others train are few and slow: each of them is kept.
+        self.share = SAVING_SHARE if type(site) is Federation else float("inf")
         self.floor = floor  # the round from which a checkpoint may be replaced: one that went further is kept
         self.saved, self.cost, self.unsaved = time.perf_counter(), 0.0, False
 

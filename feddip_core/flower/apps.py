@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from ..engine.run import Run, check_importable, run
 from ..experiment import Experiment, is_hook
+from .belief import LONGEST
 from .client import clients
 from .server import ANSWER_WITHIN, MOST_EXAMPLES, PATIENCE, Server
 
@@ -18,6 +19,7 @@ from .server import ANSWER_WITHIN, MOST_EXAMPLES, PATIENCE, Server
 def servers(
     exp: Experiment, out: str | Path | None = None, data_dir: str | Path | None = None,
     answer_within: float = ANSWER_WITHIN, patience: float = PATIENCE, most_examples: int = MOST_EXAMPLES,
+    longest_step: float = LONGEST,
     method: type | str | None = None, done: Callable[[Run], None] = lambda _: None, **options,
 ) -> ServerApp:  # fmt: skip
     """An app that runs this experiment with the grid's nodes as its clients; `options` are those of `run`.
@@ -26,12 +28,14 @@ def servers(
     """
     exp = exp if method is None else exp.replace(method=method)
     check_importable(exp)
-    server = dict(out=out, answer_within=answer_within, patience=patience, most_examples=most_examples)
+    limits = dict(
+        answer_within=answer_within, patience=patience, most_examples=most_examples, longest_step=longest_step
+    )
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        done(run(exp, out, data_dir=data_dir, federation=partial(Server, grid=grid, **server), **options))
+        done(run(exp, out, data_dir=data_dir, federation=partial(Server, grid=grid, out=out, **limits), **options))
 
     return app
 
@@ -77,7 +81,7 @@ client_app = clients()
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
     config = context.run_config
-    limits = dict(answer_within=float(config["answer-within"]), patience=float(config["patience"]))
-    options = limits | dict(most_examples=int(config["most-examples"]))
-    app = servers(configured(config), config["out"], config["data-dir"] or None, **options, progress=False)
+    limits = {k: float(config[k.replace("_", "-")]) for k in ("answer_within", "patience", "longest_step")}
+    limits["most_examples"] = int(config["most-examples"])
+    app = servers(configured(config), config["out"], config["data-dir"] or None, **limits, progress=False)
     app(grid, context)

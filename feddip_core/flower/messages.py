@@ -27,11 +27,11 @@ def arrays_of(record: ArrayRecord) -> dict[str, Tensor]:
 
 
 def error_of(reply: Message | None) -> str | None:
-    """What kept a client from answering."""
+    """What kept a client from answering, in few words; None if nothing did."""
     if reply is None:
         return "it cannot be read"
     if reply.has_error():
-        return f"Flower says: {reply.error.reason:.200}"
+        return f"Flower says: {reply.error.reason or f'error {reply.error.code}'!s:.200}"
     config = reply.content.config_records.get("config", {})
     return f"{config['error']!r:.200}" if "error" in config else None
 

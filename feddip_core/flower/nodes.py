@@ -22,7 +22,7 @@ class Nodes:
         self.grid, self.clients, self.answer_within = grid, clients, answer_within
         self.of: dict[int, int] = {}  # client -> node
         self.asked: dict[str, tuple[int, float]] = {}  # message -> node, and when to ask it again
-        self.refused: dict[int, object] = {}  # node -> the client that it wants to be
+        self.refused: dict[int, int | None] = {}  # node -> the client that it wants to be
 
     def wait(self, clients: Iterable[int], patience: float, only_asked: bool = False) -> list[int]:
         """Wait until these clients are connected, and return those that are not after `patience` seconds.
@@ -82,7 +82,7 @@ class Nodes:
         taken = type(n) is int and n in self.of
         why = "and there is one already" if taken else f"and partition-id must be one of 0 to {self.clients - 1}"
         log.warning("node %d is refused: it calls itself client %.100r, %s", node, n, why)
-        self.refused[node] = n
+        self.refused[node] = n if type(n) is int else None
 
     def forget(self, n: int) -> None:
         """Until it says again who it is; or another that has come in its place."""

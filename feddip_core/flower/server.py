@@ -19,10 +19,11 @@ from ..experiment import Experiment
 from ..method import Method
 from ..server import Federation
 from ..state import Replies, State, Upload
-from . import wire
+from . import belief, wire
+from .belief import LONGEST, Diverged, Rejected
 from .messages import ASK, TRAIN, arrays_of, content, error_of, size_of
 from .nodes import Nodes
-from .wire import Held, MaskMissing, Rejected
+from .wire import Held, MaskMissing
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ ANSWER_WITHIN = 600.0  # seconds for a client to answer
 PATIENCE = 120.0  # seconds for clients to be there at all
 GRACE = 10.0  # seconds for a client that was away to say who it is before a round begins without it
 MOST_EXAMPLES = 10**6  # that a client may claim; where the server knows how many it has, exactly those
+
+Answer = tuple[Upload, int]  # and the number of samples that it was trained on
 
 
 class NobodyAnswered(RuntimeError):
@@ -40,20 +43,22 @@ class Server(Federation):
     """The server of Algorithm 1, whose clients are the nodes of a grid.
 
     A client that is away, late or wrong is left out of its round, and `faults` says so; the others' weights are
-    renormalised. It is asked again as soon as it is back. With `out`, the size of every message is kept beside the
-    record, in messages.csv.
+    renormalised. It is asked again as soon as it is back. `longest_step` says how far from the others a client may be:
+    see `belief.too_far`. If all clients of a round diverge, the run has diverged; one that does so alone is left out.
+    With `out`, the size of every message is kept beside the record, in messages.csv.
     """
 
     def __init__(
         self, exp: Experiment, clients: Clients, method: Method, grid: Grid, out: str | Path | None = None,
         answer_within: float = ANSWER_WITHIN, patience: float = PATIENCE, most_examples: int = MOST_EXAMPLES,
+        longest_step: float = LONGEST,
     ):  # fmt: skip
         super().__init__(exp, clients, method)
         if exp.stacked:
             raise ValueError("stacked: True is not allowed; clients that are elsewhere are trained one by one")
-        self.always_saved = True  # those who train a round are many, and may be slow
         self.settings = json.dumps({"dataset": exp.dataset, **exp.changed(), "gradient": gradient_name(self)})
-        self.answer_within, self.patience, self.most_examples = answer_within, patience, most_examples
+        self.answer_within, self.patience = answer_within, patience
+        self.most_examples, self.longest_step = most_examples, longest_step
         self.claims = {n: len(part) for n, part in enumerate(clients.parts) if len(part)}  # samples of each client
         self.nodes = Nodes(grid, exp.clients, answer_within)
         self.holds: dict[int, Held] = {}  # what each node holds, as far as the server knows
@@ -81,36 +86,46 @@ class Server(Federation):
         for n in chosen:
             try:
                 answers[n] = wire.unpacked(self, form, self._read(n, replies)[0], None)
+                belief.check_finite(answers[n])
             except Rejected as reason:
+                answers.pop(n, None)
                 self._fault(0, n, str(reason))
+        steps = {n: belief.lengths(answer, tensors) for n, answer in answers.items()}
+        for n, reason in belief.too_far(steps, self.longest_step).items():
+            del answers[n]
+            self._fault(0, n, reason)
         if not answers:
             raise NobodyAnswered(f"nobody answers the question {question!r}, without which training cannot begin")
         return answers
 
     def collect(self, state: State, chosen: list[int]) -> Replies:
-        """Of the chosen clients those whose answers can be used, with their uploads."""
+        """Of the chosen clients those whose answers can be used, with their uploads; all of them, if all diverge."""
         # At first, also after a restart, everyone is waited for; later only those who are about to be back.
         self.nodes.wait(chosen, GRACE if self.begun else self.patience, only_asked=self.begun)
         if not self.begun and state.t and self.file and self.file.exists():
             self.bytes = pd.read_csv(self.file).query(f"round <= {state.t}").to_dict("records")
         self.begun = True
         answers = self._answers(state, chosen)
-        if all(isinstance(a, str) for a in answers.values()):
+        if all(isinstance(a, Rejected) and not isinstance(a, Diverged) for a in answers.values()):
             self.nodes.wait(chosen, self.patience)  # a network that is down may come back
             answers = self._answers(state, chosen)
         self._keep_bytes()
-        good = {n: a for n, a in answers.items() if not isinstance(a, str)}
+        good = {n: a for n, a in answers.items() if not isinstance(a, Rejected)}
+        # The word of one client is not enough to end a run.
+        self.may_diverge = len(chosen) > 1 and all(isinstance(a, Diverged) for a in answers.values())
+        if self.may_diverge:
+            good = {n: a.answer for n, a in answers.items()}
         if not good:
             reasons = "; ".join(f"client {n}: {reason}" for n, reason in answers.items())
             raise NobodyAnswered(f"round {state.t + 1}: nobody has given an answer that can be used ({reasons})")
         for n in chosen:
             if n not in good:
-                self._fault(state.t + 1, n, answers[n])
+                self._fault(state.t + 1, n, str(answers[n]))
         return Replies(list(good), [size for _, size in good.values()], [upload for upload, _ in good.values()])
 
-    def _answers(self, state: State, chosen: list[int]) -> dict[int, tuple[Upload, int] | str]:
-        """Of each client its upload and its number of samples, or why there is none."""
-        answers: dict[int, tuple[Upload, int] | str] = dict.fromkeys(chosen, "it is not connected")
+    def _answers(self, state: State, chosen: list[int]) -> dict[int, Answer | Rejected]:
+        """Of each client its answer, or why it cannot be used."""
+        answers: dict[int, Answer | Rejected] = dict.fromkeys(chosen, Rejected("it is not connected"))
         chosen = [n for n in chosen if n in self.nodes.of]
         replies = self._send({n: self._order(state, n) for n in chosen}, TRAIN, state.t + 1)
         # A node that was started anew holds nothing, whatever it was sent before.
@@ -118,16 +133,34 @@ class Server(Federation):
         for n in again:
             self.holds.pop(self.nodes.of[n], None)
         replies |= self._send({n: self._order(state, n) for n in again}, TRAIN, state.t + 1)
+        steps = {}
         for n in chosen:
             try:
                 arrays, metrics = self._read(n, replies)
                 size = self._size(n, metrics.get("num-examples"))
                 answers[n] = wire.unpack_upload(self, state, n, arrays, metrics.get("loss")), size
-                self.holds[self.nodes.of[n]] = Held(state.mask_version, state.t)
+                steps[n] = self._step(state, n, answers[n])
             except Rejected as reason:
-                answers[n] = str(reason)
+                answers[n] = reason
+        answers |= {n: Rejected(reason) for n, reason in belief.too_far(steps, self.longest_step).items()}
+        for n in chosen:
+            if isinstance(answers[n], Rejected):
                 self.nodes.forget(n)  # until it says again who it is
+            else:
+                self.holds[self.nodes.of[n]] = Held(state.mask_version, state.t)
         return answers
+
+    def _step(self, state: State, n: int, answer: Answer) -> belief.Lengths:
+        """How far client n went, if its model can be used at all."""
+        upload, _ = answer
+        try:
+            belief.check_finite(upload.values | upload.own)
+            belief.check_model(self, state, upload)
+        except Diverged as reason:
+            reason.answer = answer
+            raise
+        w, statistics, *_ = self.ready(state, n)
+        return belief.lengths(upload.values, {"w": w, "statistics": statistics})
 
     def _order(self, state: State, n: int) -> RecordDict:
         order, arrays = wire.download(self, state, n, self.holds.get(self.nodes.of[n], Held()))
@@ -150,7 +183,7 @@ class Server(Federation):
     def _size(self, n: int, claim: object) -> int:
         """The number of samples that a client claims, if it is possible; it is the same in every round."""
         if type(claim) is not int or not 1 <= claim <= self.most_examples:
-            raise Rejected(f"it claims {claim!r} samples; it must be a whole number from 1 to {self.most_examples}")
+            raise Rejected(f"it claims {claim!r:.99} samples; it must be a whole number from 1 to {self.most_examples}")
         if self.claims.setdefault(n, claim) != claim:
             raise Rejected(f"it claims {claim} samples, and has {self.claims[n]}")
         return claim

@@ -13,16 +13,12 @@ from torch import Tensor
 
 from ..communication import MASK, Payload
 from ..layout import Layout
-from ..masks import Mask
+from ..masks import Mask, kept
 from ..server import Federation
 from ..state import State, Tensors, Upload
+from .belief import Rejected
 
-LARGEST = 1e6  # that a weight may be
 OWN = "own/"  # before the name of what a client keeps for itself
-
-
-class Rejected(Exception):
-    """Why an answer cannot be used."""
 
 
 class MaskMissing(Exception):
@@ -119,17 +115,16 @@ def upload(site: Federation, state: State, n: int, result: Upload) -> Tensors:
 
 
 def unpack_upload(site: Federation, state: State, n: int, arrays: Mapping[str, Tensor], loss: object) -> Upload:
-    """The result of client n's round, or Rejected."""
+    """The result of client n's round, if it has the form that it should have, or Rejected."""
     if type(loss) is not float:
-        raise Rejected(f"its loss is {loss!r:.100}; it must be a number")
+        raise Rejected(f"its loss is {loss!r}; it must be a number")
     payload, m = _upload(site, state, n)
     tensors = unpacked(site, payload, arrays, m)
-    # Weights as large as this are finite, but the next forward pass is not.
-    if (tensors["w"].abs() > LARGEST).any():
-        raise Rejected(f"w holds a number larger than {LARGEST:g}")
+    if payload.kept is not None and "mask" in tensors:
+        count = kept(site.clients.layout.mask_of(tensors["mask"]))
+        if count > payload.kept or (count < payload.kept and not site.method.plan_is_a_bound):
+            raise Rejected(f"mask keeps {count} weights; it must keep {payload.kept}")
     tensors["loss"] = torch.tensor(loss, dtype=torch.get_default_dtype(), device=site.clients.device)
-    if not tensors["loss"].isfinite():
-        raise Rejected("loss holds a number that is not finite")
     own = {k.removeprefix(OWN): v for k, v in tensors.items() if k.startswith(OWN)}
     return Upload({k: v for k, v in tensors.items() if not k.startswith(OWN)}, own)
 

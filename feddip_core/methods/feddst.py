@@ -24,6 +24,7 @@ class FedDST(Method):
     )
     smoke: ClassVar[dict[str, Any]] = dict(reconfigure_every=4)
     feedback = False
+    one_mask = False
 
     def first_mask(self, w):
         return self.erk_mask(self.exp.sparsity_target)

@@ -40,6 +40,8 @@ WRONG = {
     "learning_rate_decay": [0, 1.1],
     "momentum": [-0.1, 1.0],
     "weight_decay": [-1e-4, math.nan],
+    "aggregation": ["krum", "Median", 3],
+    "clip_norm": [-1, math.inf, "short"],
     "sparsity_initial": [-0.1, 1.0, 0.95, "half"],
     "sparsity_target": [1.0, -0.5, 0.3],
     "reconfigure_every": [0, 2.0],

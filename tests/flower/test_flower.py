@@ -13,14 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from grid import LocalGrid, assert_same_bits, kept, metrics, run_on
 
 import feddip_core.lab.hospitals
 from feddip_core import METHODS, Experiment, Method, flower, run
 from feddip_core.engine.assembly import assemble, gradient_name
-from feddip_core.flower import NobodyAnswered, Server
+from feddip_core.flower import NobodyAnswered, Server, belief
 from feddip_core.flower.client import federation_of
 from feddip_core.flower.deployment import Deployment, make_certificates
 
@@ -59,8 +59,9 @@ def hospitals():
 @pytest.mark.parametrize("settings", [
     dict(partition="dirichlet(0.5)"),
     dict(model="resnet18", width=0.05, rounds=3, clients_per_round=2, batch_norm="frozen"),
-], ids=["non-IID", "frozen norms"])  # fmt: skip
-def test_other_data_and_other_norms_give_the_same_bits(few, tmp_path, settings):
+    dict(rounds=2, aggregation="median", clip_norm=0.05),
+], ids=["non-IID", "frozen norms", "robust"])  # fmt: skip
+def test_other_data_norms_and_averages_give_the_same_bits(few, tmp_path, settings):
     """What each method sends and gives is in test_payloads.py."""
     exp = few(**settings)
     run(exp, tmp_path / "here")
@@ -113,9 +114,13 @@ LIES = {
         "64",
     ),
     "half the precision": (lambda r: spoil(r, arrays={"w": r.content["arrays"]["w"].numpy().astype(np.float16)}), "16"),
-    "huge weights": (
-        lambda r: spoil(r, arrays={"w": r.content["arrays"]["w"].numpy() * 0 + 3e38}),
-        "larger than 1e+06",
+    "weights of a million": (
+        lambda r: spoil(r, arrays={"w": r.content["arrays"]["w"].numpy() * 0 + 1e6}),
+        "its model gives a loss that is not finite",
+    ),
+    "weights of fifty": (
+        lambda r: spoil(r, arrays={"w": r.content["arrays"]["w"].numpy() * 0 + 50}),
+        "it may be 10 times the others' median",
     ),
     "a loss that single precision cannot hold": (lambda r: spoil(r, loss=1e300), "not finite"),
     "a loss that is none": (lambda r: spoil(r, loss=[1.0, 2.0]), "its loss is"),
@@ -124,9 +129,12 @@ LIES = {
     "an infinite loss": (lambda r: spoil(r, loss=math.inf), "not finite"),
     "a negative number of samples": (lambda r: spoil(r, **{"num-examples": -5}), "-5"),
     "an absurd number of samples": (lambda r: spoil(r, **{"num-examples": 10**15}), "1000000000000000"),
+    "a long number of samples": (lambda r: spoil(r, **{"num-examples": [0] * 200_000}), "it claims [0, 0, 0"),
     "half a sample": (lambda r: spoil(r, **{"num-examples": 0.5}), "0.5"),
+    "a long name": (lambda r: spoil(r, arrays={"w" * 100_000: np.zeros(3)}), "it holds ['w', 'www"),
     "something else as well": (lambda r: spoil(r, arrays={"x_train": np.zeros(3)}), "x_train"),
     "nothing at all": (lambda r: empty(r), "cannot be read"),
+    "an error without a reason": (lambda r: unexplained(r), "Flower says: error 1"),
     "a long story": (lambda r: story(r), "'once upon a time"),
     "bytes that are no array": (lambda r: unreadable(r), "cannot be read"),
 }
@@ -135,6 +143,10 @@ LIES = {
 def empty(reply: Message) -> Message:
     reply.content = RecordDict()
     return reply
+
+
+def unexplained(reply: Message) -> Message:
+    return Message(Error(1), reply_to=reply)
 
 
 def story(reply: Message) -> Message:
@@ -203,6 +215,71 @@ def test_a_reply_that_flower_cannot_read_is_one_clients_fault(few):
 
     result = run_on(Garbled(3), few("fedavg", clients=3, clients_per_round=3, rounds=3))
     assert [(f["round"], f["client"]) for f in result.provenance["faults"]] == [(2, 1)]
+
+
+def test_negative_variances_and_statistics_that_are_far_off_are_rejected(hospitals):
+    def lie(n, message, reply):
+        if message.metadata.group_id != "2" or n == 0:
+            return reply
+        return spoil(reply, arrays={"statistics": np.float32([-100, 1e6])[n - 1] + 0 * statistics(reply)})
+
+    result = run_on(LocalGrid(3, fault=lie), hospitals(model="test_hospitals:with_norms", rounds=3))
+    negative, far = result.provenance["faults"]
+    assert negative["client"] == 1 and "statistics hold a negative variance, -100 in " in negative["reason"]
+    assert far["client"] == 2 and "its step in statistics is " in far["reason"]
+    assert result.diverged is None and result.metrics["test_loss"].notna().all()
+
+
+def statistics(reply: Message) -> np.ndarray:
+    return reply.content["arrays"]["statistics"].numpy()
+
+
+def test_when_all_clients_diverge_the_run_has_diverged_as_in_one_process(few, tmp_path):
+    exp = few("feddip", clients=3, clients_per_round=2, rounds=3, learning_rate=1e30)
+    here, there = run(exp, tmp_path / "here"), run_on(LocalGrid(3), exp, tmp_path / "there")
+    assert here.diverged == there.diverged == 1
+    pd.testing.assert_frame_equal(metrics(exp, tmp_path / "here"), metrics(exp, tmp_path / "there"), check_exact=True)
+    again = run_on(LocalGrid(3), exp, tmp_path / "there")
+    assert again.diverged == 1 and "faults" not in again.provenance
+
+
+def test_one_client_that_diverges_ends_no_run(few, tmp_path):
+    """If it is the only one that is asked, the run stops, and resumes from its last good round."""
+    exp = few("fedavg", clients=3, clients_per_round=1, rounds=3)
+    broken = lambda n, message, reply: spoil(reply, loss=math.nan) if message.metadata.group_id == "2" else reply  # noqa: E731
+    with pytest.raises(
+        NobodyAnswered, match=r"round 2: nobody .* \(client \d: loss holds a number that is not finite\)"
+    ):
+        run_on(LocalGrid(3, fault=broken), exp, tmp_path / "there")
+    run_on(LocalGrid(3), exp, tmp_path / "there")
+    run(exp, tmp_path / "here")
+    assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
+
+
+def test_a_round_that_cannot_be_evaluated_is_refused_and_the_last_good_one_stays(few, tmp_path, monkeypatch):
+    """Whatever got past the checks."""
+    exp = few("fedavg", clients=3, clients_per_round=2, rounds=3)
+    broken = lambda n, message, reply: spoil(reply, loss=math.inf) if message.metadata.group_id == "3" else reply  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(belief, "check_finite", lambda tensors: None)
+        with pytest.raises(RuntimeError, match="round 3: its loss is not finite; it is refused, and the round before"):
+            run_on(LocalGrid(3, fault=broken), exp, tmp_path)
+    assert len(metrics(exp, tmp_path)) == 2
+    assert run_on(LocalGrid(3), exp, tmp_path).diverged is None
+
+
+def test_steps_that_are_too_long_by_hand():
+    def steps(*lengths, sent=1.0):
+        return {n: {"w": (length, sent)} for n, length in enumerate(lengths)}
+
+    assert belief.too_far(steps(3, 4, 30)) == {}  # ten times the smaller of the others' two
+    assert belief.too_far(steps(3, 4, 31)).keys() == {2}
+    assert belief.too_far(steps(3, 1e9, 1e12)).keys() == {1, 2}  # two that shout do not cover each other
+    assert belief.too_far(steps(0, 0, 9)) == {}  # those who stand still have nobody rejected
+    assert belief.too_far(steps(10)) == {} and belief.too_far(steps(11)).keys() == {0}  # alone, by what was sent
+    assert belief.too_far(steps(11, sent=2.0)) == {} and belief.too_far(steps(11), longest=20) == {}
+    sent = {"w": torch.tensor([3.0, 4.0])}
+    assert belief.lengths({"w": torch.tensor([3.0, 16.0]), "g2": torch.ones(2)}, sent) == {"w": (12.0, 5.0)}
 
 
 def test_clients_as_one_computation_are_refused(few):

@@ -113,6 +113,7 @@ class ReleasedPruneTrain(PruneTrain):
     )  # fmt: skip
     smoke: ClassVar[dict[str, Any]] = {}
     plan_is_a_bound = False  # here the sparsity is given
+    one_mask = False
 
     def __init__(self, exp, clients):
         Method.__init__(self, exp, clients)

@@ -1,0 +1,75 @@
+"""Averages for a federation in which some clients may lie: `aggregation` and `clip_norm` of an experiment.
+
+A trimmed mean and a median (Yin et al., 2018) look at each weight by itself, and every client counts the same: how many
+samples it has, it could lie about too. They hold all uploads of a round in memory, where a mean adds them up as they
+come. Clipping shortens an update that is too long, and leaves its direction; it bounds weights, nothing else.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..server import Federation
+from ..state import Replies, State, Tensors, Upload
+
+TRIMMED = 0.2  # of the uploads, at either end; at least one of three
+PART = 2**20  # numbers that are sorted at a time
+
+
+def protect_(site: Federation) -> None:
+    """Let a federation aggregate as its experiment says."""
+    exp = site.exp
+    chosen = {k: getattr(exp, k) for k in ("aggregation", "clip_norm") if getattr(exp, k) != exp.settings[k].default}
+    for name, value in chosen.items():
+        if not site.method.one_mask:
+            raise ValueError(f"{name}: {value!r} is not allowed; the clients of {exp.method} upload different weights")
+    if "aggregation" in chosen:
+        if exp.clients_per_round < 3:
+            needs = f"{exp.aggregation} needs at least 3, of which it leaves out one at either end"
+            raise ValueError(f"clients_per_round: {exp.clients_per_round} is not allowed; {needs}")
+        site.aggregate = median if exp.aggregation == "median" else trimmed_mean
+    if "clip_norm" in chosen:
+        collect = site.collect
+        site.collect = lambda state, chosen: clipped(site, state, collect(state, chosen))
+
+
+def trimmed_mean(uploads: Iterable[Tensors], sizes: Sequence[int]) -> Tensors:
+    """Of each number the mean without the largest fifth and the smallest; at least one of each goes, if one is left."""
+    return _inner_mean(list(uploads), min(max(1, int(TRIMMED * len(sizes))), (len(sizes) - 1) // 2))
+
+
+def median(uploads: Iterable[Tensors], sizes: Sequence[int]) -> Tensors:
+    """Of each number the one in the middle, or the mean of the two there."""
+    return _inner_mean(list(uploads), (len(sizes) - 1) // 2)
+
+
+def _inner_mean(uploads: list[Tensors], cut: int) -> Tensors:
+    """Of each number the mean of all but the `cut` smallest and the `cut` largest."""
+
+    def of(values: Sequence[Tensor]) -> Tensor:
+        ordered = torch.stack(tuple(values)).sort(0).values
+        return ordered[cut : len(ordered) - cut].mean(0, dtype=torch.float64).to(ordered.dtype)
+
+    def whole(name: str) -> Tensor:
+        parts = [upload[name].flatten().split(PART) for upload in uploads]
+        return torch.cat([of(part) for part in zip(*parts, strict=True)]).view_as(uploads[0][name])
+
+    return {name: whole(name) for name in uploads[0]}
+
+
+def clipped(site: Federation, state: State, replies: Replies) -> Replies:
+    """w_n ← w + min(1, C / ‖w_n − w‖) (w_n − w), where w is what client n began with, for each upload."""
+
+    def uploads() -> Iterator[Upload]:
+        for n, upload in zip(replies.clients, replies.uploads, strict=True):
+            start = site.ready(state, n)[0]
+            update = upload.values["w"] - start
+            length = float(update.norm(dtype=torch.float64))
+            yield (
+                upload
+                if length <= site.exp.clip_norm
+                else upload.plus(w=start + update * (site.exp.clip_norm / length))
+            )
+
+    return Replies(replies.clients, replies.sizes, uploads())

@@ -1,0 +1,75 @@
+"""Which uploads the server believes: those it can evaluate, and whose step is not much longer than the others' steps.
+
+Against clients that break or shout. A plausible lie passes: the settings `aggregation` and `clip_norm` bound what it
+does to weights. What a method sends beside them, such as PruneFL's squared gradients, can mislead a mask, no more.
+"""
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ..engine.measure import evaluate
+from ..server import Federation
+from ..state import State, Upload
+
+LONGEST = 10.0  # times the usual step; see `too_far`
+TRIED = slice(0, 100)  # test images on which each upload is tried
+REASON = 300  # characters that are kept of why an answer was rejected: a client's own words may be many
+
+Lengths = dict[str, tuple[float, float]]  # of each part, how long its step is, and how long what was sent
+
+
+class Rejected(Exception):
+    """Why an answer cannot be used."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason if len(reason) <= REASON else f"{reason[:REASON]}…")
+
+
+class Diverged(Rejected):
+    """An answer that fits, but whose numbers, or the loss of whose model, are not finite."""
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Diverged, by the name of the part that holds a number that is not finite."""
+    for name, v in tensors.items():
+        if not v.isfinite().all():
+            raise Diverged(f"{name} holds a number that is not finite")
+
+
+def check_model(site: Federation, state: State, upload: Upload) -> None:
+    """The model of an upload can be evaluated, or Diverged; no variance of its batch norms is negative, or Rejected."""
+    w, statistics = upload.values["w"], upload.values["statistics"]
+    for name, v in site.clients.layout.statistics.views(statistics).items():
+        if name.endswith("running_var") and (v < 0).any():
+            raise Rejected(f"statistics hold a negative variance, {float(v.min()):g} in {name}")
+    if not math.isfinite(evaluate(site, state.replace(w=w, statistics=statistics), TRIED)[1]):
+        raise Diverged("its model gives a loss that is not finite")
+
+
+def lengths(tensors: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> Lengths:
+    """‖v − what was sent‖ and ‖what was sent‖, of each part that was sent and has come back changed."""
+    both = {k: (v.double(), sent[k].double()) for k, v in tensors.items() if k in sent}
+    return {k: (float((v - start).norm()), float(start.norm())) for k, (v, start) in both.items()}
+
+
+def too_far(steps: Mapping[int, Lengths], longest: float = LONGEST) -> dict[int, str]:
+    """Why a client is left out: its step is over `longest` times the others' median, and times the model it was sent.
+
+    Of an even number the smaller median counts, so that half of the clients may shout. The length of the model counts
+    beside it, so that a client that stands still has nobody else rejected. At the smoke preset, also on dirichlet(0.1),
+    the longest step of an honest client was 4.8 models (PruneFL; 1.2 for the others), and FedAvg and FedDIP recover
+    from a random step of 10, but not from one of 30: hence the default of 10.
+    """
+    reasons = {}
+    for n, parts in steps.items():
+        for name, (length, sent) in parts.items():
+            others = sorted(other[name][0] for i, other in steps.items() if i != n)
+            usual = others[(len(others) - 1) // 2] if others else 0.0
+            if length > longest * max(usual, sent):
+                reasons[n] = (
+                    f"its step in {name} is {length:.3g} long; it may be {longest:g} times the others' median, "
+                    f"{usual:.3g}, or what it was sent, {sent:.3g}"
+                )
+    return reasons
