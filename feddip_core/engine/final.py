@@ -22,7 +22,7 @@ from ..state import State
 from . import measure
 from .assembly import assemble
 from .checkpoints import digest
-from .computing import computing
+from .computing import ambient, computing
 from .records import experiment_of, write
 from .sources import function_of
 
@@ -48,6 +48,7 @@ def save(folder: Path, site: Federation, state: State) -> None:
         write(folder / NAME, content)
 
 
+@ambient()
 def load_model(folder: str | Path) -> nn.Module:
     """The network of a record with its final weights, ready to classify normalised samples.
 

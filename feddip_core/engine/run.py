@@ -77,9 +77,9 @@ def run(
     """
     experiment = experiment if method is None else experiment.replace(method=method)
     _check_options(experiment, workers, until, federation)
-    # Data that clients bring are not the server's to see, unless the clients are in this process.
-    dataset = sources.of(experiment, data_dir, None if federation is Federation else [None])
     with computing(experiment), ExitStack() as stack:
+        # Data that clients bring are not the server's to see, unless the clients are in this process.
+        dataset = sources.of(experiment, data_dir, None if federation is Federation else [None])
         site = assemble(experiment, dataset, federation)
         made_by = dict(gradient=gradient_name(site), numerics=numerics(), federation=type(site).__qualname__)
         record = records.Record(experiment, dataset.sha256, out, **made_by)
@@ -250,6 +250,13 @@ def _begin(site: Federation, record: records.Record, latest: int) -> tuple[State
 def _check_resumable(site: Federation, record: records.Record, last: checkpoints.Checkpoint) -> None:
     """What goes on is what was begun."""
     records.check_origin(record.folder, last.plain["provenance"], record.provenance)
+    pinned = last.plain["provenance"].get("numerics", {})
+    for k, v in numerics().items():
+        if pinned.get(k, v) != v:
+            raise ValueError(
+                f"{k}: {record.folder} was begun with {pinned[k]}, and here it is {v}; "
+                "resume it where it was begun, or choose another folder"
+            )
     layout, was = site.clients.layout, last.plain["provenance"]["gradient"]
     if was != gradient_name(site):
         raise ValueError(

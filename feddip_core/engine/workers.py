@@ -125,7 +125,6 @@ def _share(federation: Federation, folder: Path) -> dict:
         "folder": str(folder),
         "arrays": {k: (v.shape, str(v.dtype).removeprefix("torch.")) for k, v in arrays.items()},
         "crop_padding": federation.clients.data.crop_padding,
-        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "path": [os.path.abspath(entry) for entry in sys.path],
     }
 
@@ -161,7 +160,6 @@ def _work(requests: BinaryIO, answers: BinaryIO) -> None:
     order = json.loads(requests.readline())
     sys.path += [entry for entry in order["path"] if entry not in sys.path]  # last: for what is the user's own
     exp = Experiment(**order["experiment"])
-    torch.set_default_dtype(getattr(torch, order["dtype"]))
     with computing(exp):
         federation = assemble(exp, _mapped(order))
         while True:
