@@ -1,7 +1,8 @@
 """A run's state on disk, so that a killed run resumes where it was, to the bit.
 
 One safetensors file: tensors, and plain data as JSON. Nothing is unpickled. Random streams need no saving, since each
-is derived from (seed, purpose, round, client). A file that is damaged or of another run is set aside, never trusted.
+is derived from (seed, purpose, round, client). A file that is damaged is set aside, never trusted; one of another run
+is left alone.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from ..state import State
-from .records import write
+from .records import Foreign, write
 
 NAME = "checkpoint.safetensors"
 
@@ -39,7 +40,7 @@ def save(folder: Path, key: str, checkpoint: Checkpoint) -> None:
 
 
 def load(folder: Path, key: str, device: torch.device) -> Checkpoint | None:
-    """The run's checkpoint, or None if there is none that can be trusted."""
+    """The run's checkpoint, or None if there is none that can be trusted; another run's is refused."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -47,9 +48,7 @@ def load(folder: Path, key: str, device: torch.device) -> Checkpoint | None:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118, not a dict
-        if metadata.get("key") != key:
-            raise ValueError("it belongs to another run, to other data or to another revision of this code")
-        if metadata["sha256"] != digest(tensors, key + metadata["plain"]):
+        if metadata["sha256"] != digest(tensors, metadata["key"] + metadata["plain"]):
             raise ValueError("its checksum does not match")
         plain = json.loads(metadata["plain"])
     except MemoryError:  # which says nothing about the file
@@ -58,6 +57,12 @@ def load(folder: Path, key: str, device: torch.device) -> Checkpoint | None:
         aside = _set_aside(path)
         warnings.warn(f"{path} cannot be used ({error}); it is now {aside.name}, and the run begins anew", stacklevel=2)
         return None
+    if metadata["key"] != key:
+        theirs, ours = (" ".join(word[:12] for word in each.split()) for each in (metadata["key"], key))
+        raise Foreign(
+            f"{path} belongs to another run or to other data ({theirs}, and here it is {ours}); choose another folder, "
+            "or move this one away"
+        )
     # Out here: a GPU without room for it is no reason to give up a good checkpoint.
     return Checkpoint({k: v.to(device) for k, v in tensors.items()}, plain)
 

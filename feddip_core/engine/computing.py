@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -28,30 +28,52 @@ def check_device(exp: Experiment) -> None:
 
 @contextmanager
 def computing(exp: Experiment) -> Iterator[None]:
-    """The experiment's own number of threads, and on a GPU kernels that give the same bits twice."""
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.set_num_threads(exp.threads)
-    torch.set_float32_matmul_precision("high" if exp.tf32 else "highest")
-    if exp.device != "cpu":
-        # Without this cuBLAS may choose another order of sums; it is read when the first product is taken.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)  # PyTorch names an operation that has no such kernel
-    try:
+    """The experiment's own number of threads on a torch that the caller's settings do not reach; put back afterwards.
+
+    On a GPU the kernels are those that give the same bits twice.
+    """
+    with ambient(exp.device), ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_num_threads(exp.threads)
+        torch.set_float32_matmul_precision("high" if exp.tf32 else "highest")
+        if exp.device != "cpu":
+            # Without this cuBLAS may choose another order of sums; it is read when the first product is taken.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)  # it names an operation that has no such kernel
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=exp.tf32):
             yield
-    finally:
-        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
+
+
+@contextmanager
+def ambient(device: str = "cpu") -> Iterator[None]:
+    """Torch as it is when Python starts: single precision, gradients, oneDNN, no autocast, tensors on the CPU."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    with ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=True, allow_tf32=None))
+        for kind in {"cpu", torch.device(device).type}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if torch.get_default_device().type != "cpu":  # else for nothing, and it costs time in every call
+            stack.enter_context(torch.device("cpu"))
+        yield
 
 
 def numerics() -> dict[str, object]:
-    """What a GPU's kernels were allowed to do."""
-    cudnn = torch.backends.cudnn
+    """What the kernels were allowed to do: beside the settings, what a result may depend on."""
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
     return {
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "mkldnn": mkldnn.is_available() and mkldnn.enabled,
+        "autocast": torch.is_autocast_enabled("cpu"),
         "cudnn_allow_tf32": cudnn.allow_tf32,
         "cudnn_deterministic": cudnn.deterministic,
         "cudnn_benchmark": cudnn.benchmark,

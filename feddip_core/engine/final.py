@@ -22,15 +22,16 @@ from ..state import State
 from . import measure
 from .assembly import assemble
 from .checkpoints import digest
-from .computing import computing
+from .computing import ambient, computing
 from .records import experiment_of, write
 from .sources import function_of
 
 NAME = "model.safetensors"
+DELETE = "delete it, and the run makes it again"
 
 
 def save(folder: Path, site: Federation, state: State) -> None:
-    """Keep the pruned model of this state."""
+    """Keep the pruned model of this state; a file that holds it already is not touched."""
     layout, data = site.clients.layout, site.clients.data
     tensors = {"w": state.w, "statistics": state.statistics}
     if state.m is not None:
@@ -42,9 +43,12 @@ def save(folder: Path, site: Federation, state: State) -> None:
         plain["network"] = {"num_classes": data.num_classes, **data.image}
     plain["sha256"] = digest(arrays, json.dumps(plain))
     # One entry, since safetensors writes several in any order: the same model is the same file.
-    write(folder / NAME, to_bytes(arrays, {"model": json.dumps(plain)}))
+    content = to_bytes(arrays, {"model": json.dumps(plain)})
+    if not (folder / NAME).exists() or (folder / NAME).read_bytes() != content:
+        write(folder / NAME, content)
 
 
+@ambient()
 def load_model(folder: str | Path) -> nn.Module:
     """The network of a record with its final weights, ready to classify normalised samples.
 
@@ -93,9 +97,9 @@ def _read(folder: Path, run_id: str) -> tuple[dict, dict[str, Tensor]]:
     except FileNotFoundError:
         raise ValueError(f"{path} is not there; a run that reaches its last round keeps its model") from None
     except Exception as error:  # a damaged file fails in many ways
-        raise ValueError(f"{path}: not a readable model ({type(error).__name__}: {error})") from error
+        raise ValueError(f"{path}: not a readable model ({type(error).__name__}: {error}); {DELETE}") from error
     if sha256 != digest(arrays, json.dumps(plain)):
-        raise ValueError(f"{path}: its checksum does not match")
+        raise ValueError(f"{path}: its checksum does not match; {DELETE}")
     if known != run_id:
         raise ValueError(f"{path}: it is the model of the run {known}, not of {run_id}")
     return plain, arrays

@@ -4,6 +4,8 @@ A record is a folder `<dataset>/<method>[-what differs]-seed<k>-<run_id>/`; `ind
 for each. Files are written beside their place and moved into it, so that a reader never sees half of one.
 """
 
+import hashlib
+import io
 import json
 import math
 import os
@@ -26,6 +28,10 @@ from ..presets import TABLE_II
 
 class Taken(RuntimeError):
     """The run is under way in another process."""
+
+
+class Foreign(ValueError):
+    """What is in the folder is not this run's, and stays as it is."""
 
 
 # The records of this checkout; an installed package has none beside it.
@@ -71,15 +77,14 @@ class Record:
         self.folder = folder_of(exp, self.out) if self.out else None
         here = {"data_sha256": data_sha256, "rounds_done": 0, "diverged": None}
         self.provenance = provenance(exp) | made_by | here
-        self.earlier = 0
+        self.before: list[dict] = []  # the rows that were there already
+        self.whole = False  # whether they were all of them: then they stay as they are
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
 
-    def _rounds_of_an_earlier_run(self) -> int:
-        try:
-            return int(json.loads((self.folder / "provenance.json").read_text())["rounds_done"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
+    @property
+    def earlier(self) -> int:
+        return len(self.before)
 
     @contextmanager
     def alone(self):
@@ -98,30 +103,70 @@ class Record:
         try:
             for part in self.folder.glob(".*.part"):  # of a process that was killed
                 part.unlink(missing_ok=True)
-            self.earlier = self._rounds_of_an_earlier_run()
+            self._look()
+            yield
+        finally:
+            lock.release()
+
+    def _look(self) -> None:
+        """What is in the folder already; it must not be of another origin."""
+        check_origin(self.folder, provenance_of(self.folder), self.provenance)
+        with suppress(ValueError):  # what cannot be trusted is written again
+            rounds = len(load_run(self.folder))
+            self.before = pd.read_csv(self.folder / "metrics.csv").head(rounds).to_dict("records")
+            self.whole = progress(self.exp, self.out)[1]
+        try:
+            known = experiment_of(self.folder).run_id
+        except (OSError, ValueError, TypeError, AttributeError):
+            known = None
+        if known != self.exp.run_id:  # a file that says the same, if in other words, stays as it is
             settings = self.exp.to_dict()
             if self.exp.dataset.endswith(".npz"):  # to be found from every working folder
                 settings["dataset"] = os.path.abspath(self.exp.dataset)
             write(self.folder / "config.json", _json(settings))
-            yield
-        finally:
-            lock.release()
 
     def resume(self, earlier: dict, round: int) -> None:
         """Go on with the provenance of the run's beginning, and note where this process took it up."""
         here = {k: self.provenance[k] for k in ("commit", "cpu", "packages")} | {"after_round": round, "at": _now()}
         self.provenance = earlier | {"resumed": [*earlier.get("resumed", []), here]}
 
+    def confirm(self, row: dict) -> None:
+        """A run that is done again gives the numbers of its whole record, but for the seconds."""
+        if not self.whole:
+            return
+        there = self.before[row["round"] - 1]
+        for k in there.keys() & row.keys() - {"seconds"}:
+            if not (there[k] == row[k] or str(there[k]) == str(row[k])):
+                raise ValueError(
+                    f"{self.folder} has {k} {there[k]!r} in round {row['round']}, and here it is {row[k]!r}; another "
+                    "machine or other versions may give other bits: choose another folder, or move this one away"
+                )
+
     def save(self, rows: list[dict]) -> None:
-        """Replace the record by one that ends with the last of these rows."""
+        """Replace the record by one that ends with the last of these rows, unless it was whole already."""
         ended = diverged(rows[-1])
+        text = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
         self.provenance |= {"rounds_done": len(rows), "diverged": len(rows) if ended else None, "saved": _now()}
+        self.provenance["metrics_sha256"] = _checksum(text, len(rows))
         # A record that went further stays until this run has caught up with it.
-        if self.folder and (len(rows) >= self.earlier or ended):
-            write(self.folder / "metrics.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+        if self.folder and not self.whole and (len(rows) >= self.earlier or ended):
+            write(self.folder / "metrics.csv", text)
             write(self.folder / "provenance.json", _json(self.provenance))
             if ended or len(rows) == self.exp.rounds:
                 enter(self.folder)
+
+
+def check_origin(folder: Path, there: dict, here: dict) -> None:
+    """What is in a folder was made from these data by this kind of federation, else it is not to be touched."""
+    for name in ("data_sha256", "federation"):
+        theirs, ours = there.get(name), here.get(name)
+        if theirs and ours and theirs != ours:
+            if name == "data_sha256":
+                theirs, ours = (", ".join(f"{k} {v[:12]}" for k, v in each.items()) for each in (theirs, ours))
+            raise Foreign(
+                f"{folder} was made with {name} {theirs}, and here it is {ours}; choose another folder, "
+                "such as run(exp, out='elsewhere'), or move this one away"
+            )
 
 
 def diverged(row: dict) -> bool:
@@ -131,12 +176,27 @@ def diverged(row: dict) -> bool:
 
 def progress(exp: Experiment, out: str | Path) -> tuple[int, bool]:
     """How many rounds the record has, and whether it is whole: all of them, or all until it diverged."""
-    try:
-        kept = json.loads((folder_of(exp, out) / "provenance.json").read_text())
-        done = int(kept["rounds_done"])
-    except (OSError, ValueError, KeyError, TypeError):
+    folder = folder_of(exp, out)
+    kept = provenance_of(folder)
+    done = kept.get("rounds_done")
+    if type(done) is not int:
         return 0, False
-    return done, done == exp.rounds or kept.get("diverged") is not None
+    if done < exp.rounds and kept.get("diverged") is None:
+        return done, False
+    try:
+        load_run(folder)
+    except ValueError:  # its metrics are lost, or are not what was written
+        return 0, False
+    return done, True
+
+
+def provenance_of(folder: Path) -> dict:
+    """Where a record comes from; nothing if that cannot be read."""
+    try:
+        kept = json.loads((folder / "provenance.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
 
 
 def taken(exp: Experiment, out: str | Path) -> bool:
@@ -190,7 +250,8 @@ def load_run(folder: Path) -> pd.DataFrame:
         settings, exp = _settings(folder)
         kept = json.loads((folder / "provenance.json").read_text())
         # They are written first: a kill, or a look at a run under way, may find more of them than provenance knows.
-        metrics = pd.read_csv(folder / "metrics.csv").head(kept["rounds_done"])
+        text = (folder / "metrics.csv").read_text()
+        metrics = pd.read_csv(io.StringIO(text)).head(kept["rounds_done"])
         known, rounds, ended = kept["run_id"], metrics["round"].tolist(), kept["diverged"]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{folder}: not a readable record ({error})") from error
@@ -199,6 +260,8 @@ def load_run(folder: Path) -> pd.DataFrame:
         raise ValueError(f"{folder}: its settings belong to the run {own}, its provenance to {known}")
     if rounds != list(range(1, kept["rounds_done"] + 1)):
         raise ValueError(f"{folder}: {len(metrics)} rounds of metrics, but provenance says {kept['rounds_done']}")
+    if kept.get("metrics_sha256", sha256 := _checksum(text, len(rounds))) != sha256:
+        raise ValueError(f"{folder}: metrics.csv is not what the run has written; its checksum does not match")
     columns = {k: v for k, v in settings.items() if k not in metrics}
     columns |= {"learning_rate_initial": settings["learning_rate"], "rules": rules_of(exp) if exp else "paper"}
     faults = len(kept.get("faults", []))  # answers that rounds of a run on Flower went without
@@ -297,6 +360,11 @@ def write(path: Path, content: str | bytes) -> None:
         ) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _checksum(text: str, rounds: int) -> str:
+    """Of the metrics of so many rounds, whatever ends a line."""
+    return hashlib.sha256("\n".join(text.splitlines()[: rounds + 1]).encode()).hexdigest()
 
 
 def _json(value) -> str:

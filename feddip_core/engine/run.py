@@ -66,7 +66,8 @@ def run(
 ) -> Run:
     """Train, and return the metrics of every round and the final sparse model.
 
-    With `out`, the record is kept below it with a checkpoint: called again, the run resumes there, to the same bits.
+    With `out`, the record is kept below it with a checkpoint: called again, the run resumes there, to the same bits. A
+    whole record is never written again: without its model and its checkpoint the run is redone, and must agree with it.
     `method` replaces the experiment's, for instance by a class of your own. `workers` processes train the clients of a
     round, to the same bits as one. `until` stops after a round of a longer experiment.
     `observe(federation, state, round)` is called after every round. Such a run starts again instead of resuming, unless
@@ -76,11 +77,12 @@ def run(
     """
     experiment = experiment if method is None else experiment.replace(method=method)
     _check_options(experiment, workers, until, federation)
-    # Data that clients bring are not the server's to see, unless the clients are in this process.
-    dataset = sources.of(experiment, data_dir, None if federation is Federation else [None])
     with computing(experiment), ExitStack() as stack:
+        # Data that clients bring are not the server's to see, unless the clients are in this process.
+        dataset = sources.of(experiment, data_dir, None if federation is Federation else [None])
         site = assemble(experiment, dataset, federation)
-        made_by = dict(gradient=gradient_name(site), numerics=numerics(), **networks.described(site.clients))
+        made_by = dict(gradient=gradient_name(site), numerics=numerics(), federation=type(site).__qualname__)
+        made_by |= networks.described(site.clients)
         record = records.Record(experiment, dataset.sha256, out, **made_by)
         stack.enter_context(record.alone())
         latest = experiment.rounds if observe is None else getattr(observe, "seen", 0)
@@ -91,7 +93,7 @@ def run(
         if workers > 1:
             site.train = stack.enter_context(Workers(site, workers)).train
         log = stack.enter_context(_Log(site, record, state, rows, record.earlier if observe else 0))
-        log.unsaved = record.earlier < state.t  # its files were lost, and only the checkpoint is left
+        log.unsaved = log.incomplete  # files were lost, and only the checkpoint is left
         show = stack.enter_context(_shown(site, rows, state.t, progress))
         state = _rounds(site, state, log, until or experiment.rounds, observe, show)
         if log.unsaved:
@@ -110,6 +112,7 @@ def _rounds(site: Federation, state: State, log: "_Log", last: int, observe: Obs
         row["seconds"], state = time.perf_counter() - began, after
         if site.faults:
             log.record.provenance["faults"] = site.faults
+        log.record.confirm(row)
         # Before the log: what a checkpoint has behind it, the observer has seen, whenever the process is killed.
         if observe is not None:
             observe(site, state, done)
@@ -183,6 +186,18 @@ class _Log:
             with _undisturbed():
                 self.save()
 
+    @property
+    def finished(self) -> bool:
+        """Whether there is a final model."""
+        return self.state.t == self.site.exp.rounds and not records.diverged(self.rows[-1])
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the record lacks something that is known here."""
+        record = self.record
+        model = record.folder is None or not self.finished or (record.folder / final.NAME).exists()
+        return record.earlier < self.state.t or not model
+
     def add(self, state: State, row: dict) -> None:
         self.rows.append(row)
         self.state, self.unsaved = state, True
@@ -193,7 +208,7 @@ class _Log:
     def save(self) -> None:
         began = time.perf_counter()
         rows = self.rows[: self.state.t]  # an interruption may fall between a row and its state
-        if rows and self.record.folder and len(rows) == self.record.exp.rounds and not records.diverged(rows[-1]):
+        if self.record.folder and self.finished:
             final.save(self.record.folder, self.site, self.state)  # first: a whole record has its model
         if rows:
             self.record.save(rows)
@@ -225,12 +240,32 @@ def _key(record: records.Record) -> str:
 
 
 def _begin(site: Federation, record: records.Record, latest: int) -> tuple[State, list[dict]]:
-    """Where the last checkpoint stands, or the beginning if there is none or it is of a later round than `latest`."""
-    last = checkpoints.load(record.folder, _key(record), site.clients.device) if record.folder and latest else None
+    """Where the run stands, or the beginning if it has not begun or stands at a later round than `latest`."""
+    if record.folder is None or not latest:
+        return site.start(), []
+    if record.whole and latest >= site.exp.rounds and (record.folder / final.NAME).exists():
+        record.provenance = records.provenance_of(record.folder)
+        return final.load(record.folder, site), record.before
+    last = checkpoints.load(record.folder, _key(record), site.clients.device)
     if last is None or last.plain["t"] > latest:
         return site.start(), []
-    plain, layout = last.plain, site.clients.layout
-    was = plain["provenance"]["gradient"]
+    _check_resumable(site, record, last)
+    record.resume(last.plain["provenance"], round=last.plain["t"])
+    prunable = site.clients.layout.prunable
+    return checkpoints.state_of(last.tensors, last.plain["t"], last.plain["mask_version"], prunable), last.plain["rows"]
+
+
+def _check_resumable(site: Federation, record: records.Record, last: checkpoints.Checkpoint) -> None:
+    """What goes on is what was begun."""
+    records.check_origin(record.folder, last.plain["provenance"], record.provenance)
+    pinned = last.plain["provenance"].get("numerics", {})
+    for k, v in numerics().items():
+        if pinned.get(k, v) != v:
+            raise ValueError(
+                f"{k}: {record.folder} was begun with {pinned[k]}, and here it is {v}; "
+                "resume it where it was begun, or choose another folder"
+            )
+    layout, was = site.clients.layout, last.plain["provenance"]["gradient"]
     if was != gradient_name(site):
         raise ValueError(
             f"gradient: {record.folder} was begun with the {was} one, and here it is {gradient_name(site)}; "
@@ -241,8 +276,6 @@ def _begin(site: Federation, record: records.Record, latest: int) -> tuple[State
             f"model: {record.exp.model!r} is not the network that {record.folder} was begun with; give the changed "
             "network another name, or choose another folder"
         )
-    record.resume(plain["provenance"], round=plain["t"])
-    return checkpoints.state_of(last.tensors, plain["t"], plain["mask_version"], layout.prunable), plain["rows"]
 
 
 @contextmanager

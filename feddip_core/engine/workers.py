@@ -1,11 +1,13 @@
 """The clients of a round in parallel processes, to the same bits as one after the other.
 
 A worker is a Python process that answers on a pipe: the server's state and a client's number in, the client's upload
-out, as safetensors with JSON; nothing is unpickled. The data are in one file that all workers map. A worker that dies
-is replaced, and its client trained again: its work depends on (seed, round, client) alone.
+out, as safetensors with JSON; nothing is unpickled. The data are in one file that all workers map; it has no name, so
+that nothing of it is left however the processes end. A worker that dies is replaced, and its client trained again: its
+work depends on (seed, round, client) alone.
 """
 
 import json
+import mmap
 import os
 import queue
 import struct
@@ -18,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import torch
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
@@ -33,14 +36,15 @@ from .computing import computing
 
 ATTEMPTS = 3  # for one client, before its death is taken for more than an accident
 LENGTH = struct.Struct("<QQ")
+ALIGNMENT = 64  # bytes, of an array in the file
 
 
 class Workers:
     """`train(state, chosen)` yields the uploads of the chosen clients, in their order."""
 
     def __init__(self, federation: Federation, count: int):
-        self.folder = tempfile.TemporaryDirectory(prefix="feddip-", ignore_cleanup_errors=True)
-        self.order = json.dumps(_share(federation, Path(self.folder.name)))
+        self.data = tempfile.TemporaryFile(prefix="feddip-")  # noqa: SIM115, closed at the end
+        self.order = json.dumps(_share(federation, self.data))
         self.threads = ThreadPoolExecutor(count)
         self.idle: queue.SimpleQueue[subprocess.Popen] = queue.SimpleQueue()
         self.closed = False
@@ -62,7 +66,7 @@ class Workers:
             with suppress(OSError):
                 process.stdin.close()
             process.stdout.close()
-        self.folder.cleanup()
+        self.data.close()
 
     def train(self, state: State, chosen: list[int]) -> Iterator[Upload]:
         tensors = to_bytes({k: v.contiguous() for k, v in tensors_of(state).items()})
@@ -101,8 +105,9 @@ class Workers:
         command = [sys.executable, "-P", "-c", work]  # -P: not what the working folder may hold
         # In a session of its own: Ctrl-C is for the server, which then ends its workers.
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True,
+            pass_fds=() if os.name == "nt" else [self.data.fileno()],
+        )  # fmt: skip
         process.stdin.write(self.order.encode() + b"\n")
         process.stdin.flush()
         return process
@@ -115,27 +120,32 @@ class Workers:
         return process
 
 
-def _share(federation: Federation, folder: Path) -> dict:
-    """What a worker needs to be the same federation: the settings, and where in a file each array of the data is."""
+def _share(federation: Federation, file: BinaryIO) -> dict:
+    """What a worker needs to be the same federation: the settings, and where in the file each array of the data is."""
     arrays = {k: v.contiguous() for k, v in vars(federation.clients.data).items() if isinstance(v, Tensor)}
+    places = {}
     for name, tensor in arrays.items():
-        tensor.numpy().tofile(folder / name)
+        file.seek(-file.tell() % ALIGNMENT, os.SEEK_CUR)
+        places[name] = (tensor.shape, str(tensor.dtype).removeprefix("torch."), file.tell())
+        file.write(tensor.numpy().data if tensor.numel() else b"")
+    file.write(b"\0" * ALIGNMENT)  # an empty array at the end has a place too
+    file.flush()
     return {
         "experiment": federation.exp.to_dict() | {"gradient": gradient_name(federation)},
-        "folder": str(folder),
-        "arrays": {k: (v.shape, str(v.dtype).removeprefix("torch.")) for k, v in arrays.items()},
+        # Without a name, by its number, which a worker inherits. On Windows a name is gone when nobody has it open.
+        "file": file.name if os.name == "nt" else f"/dev/fd/{file.fileno()}",
+        "arrays": places,
         "crop_padding": federation.clients.data.crop_padding,
-        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "path": [os.path.abspath(entry) for entry in sys.path],
     }
 
 
 def _mapped(order: dict) -> Dataset:
-    def array(name, shape, dtype):
-        size, dtype = torch.Size(shape).numel(), getattr(torch, dtype)
-        return torch.from_file(f"{order['folder']}/{name}", shared=True, size=size, dtype=dtype).view(shape)
-
-    arrays = {name: array(name, *how) for name, how in order["arrays"].items()}
+    number = os.open(order["file"], os.O_RDWR | getattr(os, "O_TEMPORARY", 0))
+    memory = mmap.mmap(number, 0)
+    os.close(number)
+    places = order["arrays"].items()
+    arrays = {k: torch.from_numpy(np.ndarray(shape, dtype, memory, start)) for k, (shape, dtype, start) in places}
     return Dataset(**arrays, crop_padding=order["crop_padding"], sha256={})
 
 
@@ -161,7 +171,6 @@ def _work(requests: BinaryIO, answers: BinaryIO) -> None:
     order = json.loads(requests.readline())
     sys.path += [entry for entry in order["path"] if entry not in sys.path]  # last: for what is the user's own
     exp = Experiment(**order["experiment"])
-    torch.set_default_dtype(getattr(torch, order["dtype"]))
     with computing(exp):
         federation = assemble(exp, _mapped(order))
         while True:

@@ -168,7 +168,7 @@ def saving(side: tuple[Federation, State]) -> list[dict]:
     _, last = measured(site, state)
     rows = [last | {"round": i + 1} for i in range(999)]
     with tempfile.TemporaryDirectory() as folder:
-        log = _Log(Record(site.exp, {}, folder, gradient=gradient_name(site)), state, rows, 0, SAVING_SHARE)
+        log = _Log(site, Record(site.exp, {}, folder, gradient=gradient_name(site)), state, rows, 0)
         times = []
         for _ in range(9):
             log.save()

@@ -1,6 +1,7 @@
 """A run that is killed resumes to the same bits, and no file is trusted that it did not write."""
 
 import errno
+import json
 import multiprocessing
 import os
 import random
@@ -8,13 +9,14 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import own_networks
 import pandas as pd
 import pytest
 import torch
 from helpers import same
 
 from feddip_core import run
-from feddip_core.engine import checkpoints, records
+from feddip_core.engine import checkpoints, final, records
 from feddip_core.engine import run as running
 from feddip_core.engine.records import folder_of
 from feddip_core.server import Federation
@@ -105,7 +107,7 @@ def test_killed_twenty_times_at_random_moments(tiny, tmp_path):
     assert not list(folder.glob("*unusable*")) and not list(folder.glob(".*.part"))
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "another run", "text"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "text"])
 def test_what_cannot_be_trusted_is_set_aside_and_named(tiny, tmp_path, damage):
     exp = tiny(rounds=2)
     whole = run(exp)
@@ -113,10 +115,6 @@ def test_what_cannot_be_trusted_is_set_aside_and_named(tiny, tmp_path, damage):
     path = folder_of(exp, tmp_path) / checkpoints.NAME
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
-    if damage == "another run":
-        other = exp.replace(seed=1)
-        run(other, out=tmp_path, until=1)
-        content = (folder_of(other, tmp_path) / checkpoints.NAME).read_bytes()
     path.write_bytes({"truncate": content[:-50], "empty": b"", "text": b"not tensors"}.get(damage, content))
     with pytest.warns(UserWarning, match=rf"{path} cannot be used .* the run begins anew"):
         result = run(exp, out=tmp_path)
@@ -196,15 +194,123 @@ def test_a_gpu_without_room_does_not_cost_the_checkpoint(tiny, tmp_path, monkeyp
     assert same(run(exp, out=tmp_path), run(exp))
 
 
-def test_a_record_that_was_lost_is_written_again_from_the_checkpoint(tiny, tmp_path):
-    exp = tiny(rounds=2)
+@pytest.mark.parametrize("damage", ["metrics and provenance", "metrics", "a digit"])
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_record_that_was_lost_is_written_again(tiny, tmp_path, monkeypatch, damage, checkpoint):
+    """From the checkpoint, or else by running it again."""
+    exp = tiny("fedavg", rounds=2)
     run(exp, out=tmp_path)
     folder = folder_of(exp, tmp_path)
     kept = (folder / "metrics.csv").read_text()
-    for name in ("metrics.csv", "provenance.json"):
-        (folder / name).unlink()
+    if damage == "a digit":
+        first, accuracy = kept.splitlines()[1].split(",")[:2]
+        (folder / "metrics.csv").write_text(kept.replace(f"{first},{accuracy},", f"{first},0.99,"))
+    else:
+        (folder / "metrics.csv").unlink()
+    if damage == "metrics and provenance":
+        (folder / "provenance.json").unlink()
+    if checkpoint:
+        monkeypatch.setattr(Federation, "round", lambda *_: pytest.fail("a round was run"))
+    else:
+        (folder / checkpoints.NAME).unlink()
+    assert records.progress(exp, tmp_path) == (0, False)
     run(exp, out=tmp_path)
-    assert (folder / "metrics.csv").read_text() == kept and records.progress(exp, tmp_path) == (2, True)
+    again = (folder / "metrics.csv").read_text()
+    assert without_seconds(again) == without_seconds(kept) and (again == kept or not checkpoint)
+    assert records.progress(exp, tmp_path) == (2, True)
+
+
+def without_seconds(metrics):
+    return [line.rpartition(",")[0] for line in metrics.splitlines()]
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".csv", ".json")}
+
+
+def test_a_whole_record_is_confirmed_by_a_run_that_is_done_again_and_never_written(tiny, tmp_path, monkeypatch):
+    exp = tiny(rounds=2)
+    first = run(exp, out=tmp_path)
+    folder = folder_of(exp, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("stacked")  # as if it were a setting that is newer than the record
+    (folder / "config.json").write_text(json.dumps(config))
+    kept, model = files(folder), (folder / final.NAME).read_bytes()
+    for name in (checkpoints.NAME, final.NAME):
+        (folder / name).unlink()
+    assert same(run(exp, out=tmp_path), first)
+    assert files(folder) == kept and (folder / final.NAME).read_bytes() == model
+    (folder / checkpoints.NAME).unlink()  # as in a record that was handed on
+    monkeypatch.setattr(Federation, "round", lambda *_: pytest.fail("a round was run"))
+    again = run(exp, out=tmp_path)
+    assert same(again, first) and again.provenance == first.provenance
+    assert files(folder) == kept
+
+
+def test_a_run_that_differs_from_its_whole_record_says_where(tiny, tmp_path):
+    exp = tiny("fedavg", rounds=2)
+    run(exp, out=tmp_path)
+    folder = folder_of(exp, tmp_path)
+    rows = pd.read_csv(folder / "metrics.csv")
+    rows.loc[1, "test_loss"] = 9.5
+    rows.to_csv(folder / "metrics.csv", index=False)
+    kept = json.loads((folder / "provenance.json").read_text())
+    kept.pop("metrics_sha256")  # as in a record that is older than the checksum
+    (folder / "provenance.json").write_text(json.dumps(kept))
+    for name in (checkpoints.NAME, final.NAME):
+        (folder / name).unlink()
+    before = files(folder)
+    with pytest.raises(
+        ValueError, match=r"has test_loss 9\.5 in round 2, and here it is .*; choose another folder|move"
+    ):
+        run(exp, out=tmp_path)
+    assert files(folder) == before and not (folder / final.NAME).exists()
+
+
+class Other(Federation):
+    """A federation of one's own, which may do what it likes."""
+
+
+@pytest.mark.parametrize("lost", ["provenance.json", checkpoints.NAME])
+def test_what_belongs_to_other_data_is_refused(tiny, tmp_path, monkeypatch, lost):
+    own = dict(dataset="own_networks:samples", model="own_networks:two_layers", partition="given", width=1.0)
+    exp = tiny("fedavg", rounds=2, **own)
+    run(exp, out=tmp_path, until=1)
+    folder, samples = folder_of(exp, tmp_path), own_networks.samples
+    (folder / lost).unlink()
+    kept = files(folder)
+    monkeypatch.setattr(own_networks, "samples", lambda client: (samples(client)[0] + 1, samples(client)[1]))
+    both = {
+        "provenance.json": rf"belongs to another run or to other data \({exp.run_id} 2 \w{{12}} .*, and here it is",
+        checkpoints.NAME: r"was made with data_sha256 x_train \w{12}, .*, and here it is x_train \w{12}, ",
+    }
+    with pytest.raises(records.Foreign, match=f"{both[lost]}.* choose another folder"):
+        run(exp, out=tmp_path)
+    assert files(folder) == kept
+    assert len(run(exp, out=tmp_path / "elsewhere").metrics) == 2
+
+
+@pytest.mark.parametrize("until", [1, 2])
+def test_what_another_federation_has_begun_or_done_is_refused(tiny, tmp_path, until):
+    exp = tiny("fedavg", rounds=2)
+    run(exp, out=tmp_path, until=until, federation=Other)
+    kept = files(folder_of(exp, tmp_path))
+    with pytest.raises(records.Foreign, match="made with federation Other, and here it is Federation; choose another"):
+        run(exp, out=tmp_path)
+    assert files(folder_of(exp, tmp_path)) == kept
+
+
+def test_the_checkpoint_of_another_run_is_refused(tiny, tmp_path):
+    exp, other = tiny(rounds=2), tiny(rounds=2, seed=1)
+    for each in (exp, other):
+        run(each, out=tmp_path, until=1)
+    stray = (folder_of(other, tmp_path) / checkpoints.NAME).read_bytes()
+    (folder_of(exp, tmp_path) / checkpoints.NAME).write_bytes(stray)
+    with pytest.raises(
+        records.Foreign, match=rf"belongs to another run .*{other.run_id}.*, and here it is {exp.run_id}"
+    ):
+        run(exp, out=tmp_path)
+    assert (folder_of(exp, tmp_path) / checkpoints.NAME).read_bytes() == stray
 
 
 class Seen(list):

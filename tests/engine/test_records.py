@@ -73,7 +73,8 @@ def test_a_second_run_that_stops_early_leaves_the_finished_record(tiny, tmp_path
     run(exp, out=tmp_path)
     folder = folder_of(exp, tmp_path)
     finished = (folder / "metrics.csv").read_text()
-    (folder / "checkpoint.safetensors").unlink()  # as in a record that was handed on
+    for name in ("checkpoint.safetensors", "model.safetensors"):  # as in a record that was handed on
+        (folder / name).unlink()
     save = records.Record.save
 
     def interrupt(self, rows):
@@ -156,7 +157,7 @@ def test_a_folder_without_records_is_named(tmp_path, folder):
         load_runs(tmp_path / folder)
 
 
-@pytest.mark.parametrize("change", ["settings", "folder", "rounds", "torn", "no metrics", "list", "no end"])
+@pytest.mark.parametrize("change", ["settings", "folder", "rounds", "digit", "torn", "no metrics", "list", "no end"])
 def test_a_record_that_does_not_fit_its_run_id_is_left_out_with_its_name(tiny, tmp_path, change):
     """One damaged record costs itself, not the others."""
     exp, good = tiny(rounds=2), tiny("fedavg", rounds=2)
@@ -170,6 +171,9 @@ def test_a_record_that_does_not_fit_its_run_id_is_left_out_with_its_name(tiny, t
     if change == "rounds":
         lines = (folder / "metrics.csv").read_text().splitlines()
         (folder / "metrics.csv").write_text("\n".join(lines[:-1]))
+    if change == "digit":
+        text = (folder / "metrics.csv").read_text()
+        (folder / "metrics.csv").write_text(text[:-2] + str((int(text[-2]) + 1) % 10) + "\n")
     if change == "torn":
         (folder / "config.json").write_text("{")
     if change == "no metrics":
@@ -298,7 +302,8 @@ def test_a_run_that_is_done_again_replaces_its_line(tiny, tmp_path):
     first, other = tiny(rounds=2), tiny("fedavg", rounds=2)
     for exp in (first, other):
         run(exp, out=tmp_path)
-    (folder_of(first, tmp_path) / "checkpoint.safetensors").unlink()
+    for name in ("checkpoint.safetensors", "metrics.csv"):
+        (folder_of(first, tmp_path) / name).unlink()
     before = pd.read_csv(tmp_path / "index.csv")
     run(first, out=tmp_path)
     after = pd.read_csv(tmp_path / "index.csv")
