@@ -27,6 +27,8 @@ def variants():
             yield from (dict(method=name) | {switch: value} for value in list(values)[1:])
         if cls.switches or cls.released:
             yield dict(method=name, rules="released")
+    for rules in ("paper", "released"):
+        yield dict(method="feddip", rules=rules, sparse_uplink=True)
     yield from (dict(method="feddip", batch_norm=mode) | NORMS for mode in ("average", "local"))
     yield dict(method="feddst", rules="released", batch_norm="local") | NORMS  # two things that are the client's own
 
