@@ -48,7 +48,12 @@ def small(few_images):
     def make(method="feddip", **settings):
         known = settings_of(method, settings.get("rules", "paper"))
         own = dict(
-            reconfigure_every=2, sparsity_initial=0.5, sparsity_target=0.9, prunetrain_threshold=0.08, lambda_max=0.1
+            reconfigure_every=2,
+            sparsity_initial=0.5,
+            sparsity_target=0.9,
+            prunetrain_threshold=0.08,
+            lambda_max=0.1,
+            swap_every=2,
         )
         common = dict(
             dataset=few_images, model="lenet5", width=0.25, clients=4, clients_per_round=2, rounds=6, local_epochs=1,

@@ -20,6 +20,7 @@ CASES = [
     ("feddip", dict(sparsity_initial=0.0)),
     ("feddip", dict(sparse_uplink=True)),
     ("feddip", RELEASED | dict(sparse_uplink=True)),
+    ("feddip_swap", dict(swap_every=2, mask_score="lamp")),
     ("prunefl", dict(sparsity_initial=0.2)),
     ("prunefl", dict(sparsity_target=0.0, sparsity_initial=0.0)),
     ("snip", dict(sparsity_target=0.0)),

@@ -1,4 +1,4 @@
-"""FedGMP: its schedule, LAMP's scores, its masks, what it sends."""
+"""FedGMP and FedDIP-Swap: schedules, LAMP's scores, masks, swaps, what is sent."""
 
 import copy
 import itertools
@@ -6,10 +6,11 @@ import itertools
 import pytest
 import reference
 import torch
-from helpers import lists, same_model, states, tensors
+from helpers import lists, same, same_model, states, tensors
 
 from feddip_core import Experiment, data, masks, run
 from feddip_core.engine.assembly import assemble
+from feddip_core.methods.feddip_swap import swapped
 from feddip_core.methods.fedgmp import lamp_scores
 from feddip_core.streams import stream
 
@@ -66,9 +67,15 @@ def test_scores_and_masks_are_those_of_the_transcription():
         assert lists(ours) == reference.gradual_mask(lists(w), lists(m), 24 - round(s * 24), lamp)
 
 
-@pytest.mark.parametrize("settings", [{}, dict(mask_score="lamp", prune_begin=1, prune_end=4)], ids=["plain", "lamp"])
-def test_the_algorithm_transcribed_naively_agrees(tiny, mini, double_precision, settings):
-    exp = tiny("fedgmp", width=0.25, clients=400, batch_size=8, **settings)
+SWAP = dict(method="feddip_swap", reconfigure_every=1, swap_every=2, adjust_until=5, adjust_alpha=0.8)
+
+
+@pytest.mark.parametrize(("settings", "swap_at"), [
+    (dict(method="fedgmp"), {}), (dict(method="fedgmp", mask_score="lamp", prune_begin=1, prune_end=4), {}),
+    (SWAP, {2: 0.5236068, 4: 0.0763932}), (SWAP | dict(mask_score="lamp", prune_end=4), {2: 0.5236068, 4: 0.0763932}),
+], ids=["plain", "lamp", "swaps", "swaps, lamp"])  # fmt: skip
+def test_the_algorithm_transcribed_naively_agrees(tiny, mini, double_precision, settings, swap_at):
+    exp = tiny(width=0.25, clients=400, batch_size=8, **settings)
     fast = list(states(exp, mini))
     federation = fast[0][0]
     names = list(federation.clients.layout.prunable)
@@ -76,7 +83,7 @@ def test_the_algorithm_transcribed_naively_agrees(tiny, mini, double_precision, 
         copy.deepcopy(assemble(exp, mini).clients.net), names, federation.select,
         lambda t, n: data.batches(mini, federation.clients.parts[n], 8, 1, stream(exp.seed, "batches", t, n)),
         lambda n: len(federation.clients.parts[n]),
-        T=6, R=2, b=exp.prune_begin, e=4, s_p=0.9, lamp=exp.mask_score == "lamp",
+        T=6, R=exp.reconfigure_every, b=exp.prune_begin, e=4, s_p=0.9, lamp=exp.mask_score == "lamp", swap_at=swap_at,
         eta_0=0.1, decay=0.998, weight_decay=5e-4,
     )  # fmt: skip
     for (_, state, _), expected in zip(fast[1:], history, strict=True):
@@ -118,3 +125,58 @@ def test_what_it_sends(tiny, mini):
     models = [4 * 32 * (n - n_w + kept[i]) for i in (0, 1, 2, 2, 3, 3)]
     assert [row["uplink_bits"] for row in rows] == models
     assert [row["downlink_bits"] for row in rows] == [m + 4 * n_w * (t in (2, 4)) for t, m in enumerate(models)]
+
+
+# Swaps
+
+
+def test_a_swap_by_hand():
+    w = tensors([[0.9, -0.1, 0.5, 0.05], [0.02, -0.03, 0.01, 0.0]])
+    m = {"layer0": torch.ones(4, dtype=torch.bool), "layer1": torch.zeros(4, dtype=torch.bool)}
+    alive = masks.apply_mask(w, m)
+    new = swapped(alive, w, m, keep=4, fraction=0.5)
+    assert lists(new) == [[True, False, True, False], [True, True, False, False]]
+    assert lists(masks.apply_mask(alive, new)) == lists(tensors([[0.9, 0.0, 0.5, 0.0], [0.0] * 4]))
+    # With keep = 2 more of the old ones go; and never do more come back than were pruned.
+    assert lists(swapped(alive, w, m, keep=2, fraction=0.5)) == [
+        [True, False, False, False],
+        [False, True, False, False],
+    ]
+    assert lists(swapped(alive, w, {k: ~v for k, v in m.items()} | {"layer0": w["layer0"] > 0}, 5, 1.0))[0][1]
+
+
+def test_the_share_that_is_swapped_by_hand(tiny, mini):
+    settings = dict(rounds=500, reconfigure_every=5, swap_every=10, adjust_alpha=0.4, adjust_until=300)
+    method = assemble(tiny("feddip_swap", **settings), mini).method
+    at = {9: 0.3989044, 10: 0, 149: 0.2, 289: 0.0010956, 299: 0, 449: 0}
+    assert {t: method.fraction(t) for t in at} == pytest.approx(at, abs=1e-7)
+    exp = Experiment(method="feddip_swap")
+    assert (exp.swap_every, exp.adjust_alpha, exp.adjust_until, exp.prune_end) == (20, 0.3, 800, 600)
+    with pytest.raises(
+        ValueError, match=r"^swap_every: 12 is not allowed; it must be a multiple of reconfigure_every, 5$"
+    ):
+        exp.replace(swap_every=12)
+
+
+def test_without_a_share_it_is_fedgmp(tiny):
+    assert same(run(tiny("feddip_swap", adjust_alpha=0, mask_score="lamp")), run(tiny("fedgmp", mask_score="lamp")))
+
+
+def test_swaps_keep_the_schedules_count_and_upload_densely_in_their_rounds_alone(tiny, mini):
+    exp = tiny("feddip_swap", rounds=8, clients=4, clients_per_round=4, adjust_until=7, prune_end=4, adjust_alpha=0.6)
+    (federation, *_), *visited = states(exp.replace(swap_every=2), mini)
+    layout, rows = federation.clients.layout, [row for *_, row in visited]
+    n_w, n = layout.prunable_size, layout.size
+    kept = [n_w] * 2 + [n_w - round(0.7875 * n_w)] * 2 + [n_w - round(0.9 * n_w)] * 4
+    assert [round((1 - row["sparsity"]) * n_w) for row in rows] == kept[1:] + kept[-1:]
+    # After round 2 nothing is pruned yet that could return; from round 7 on there are no swaps.
+    shares = {4: 0.3 * (1 - 0.2225209), 6: 0.3 * (1 - 0.9009689)}
+    assert {row["round"]: row["regrown"] for row in rows if row["regrown"]} == {
+        tau: int(a * kept[-1]) for tau, a in shares.items()
+    }
+    ups = [4 * 32 * (n if tau in shares else n - n_w + kept[tau - 1]) for tau in range(1, 9)]
+    assert [row["uplink_bits"] for row in rows] == ups
+    old, new, later = (visited[tau - 1][1] for tau in (3, 4, 5))
+    back = torch.cat([(new.m[k] & ~old.m[k]).flatten() for k in new.m])
+    at = [torch.cat([v.flatten() for v in layout.weights(state.w).values()])[back] for state in (new, later)]
+    assert not at[0].any() and (at[1] != 0).double().mean() > 0.5  # they start from zero, and then move
