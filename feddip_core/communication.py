@@ -123,8 +123,7 @@ class Payload:
 
     def unpack(self, layout: Layout, arrays: Mapping[str, Tensor], m: Mask | None) -> dict[str, Tensor]:
         """What was packed; a ValueError names the part that is missing, unknown or of the wrong form."""
-        whole: dict[str, Tensor] = {}
-        kept = self.kept
+        whole, kept = dict[str, Tensor](), self.kept
         if "mask" in self.parts and "mask" in arrays:  # first: it says which values have travelled
             self.parts["mask"].check("mask", layout, arrays["mask"], kept)
             whole["mask"] = self.parts["mask"].unpack(layout, arrays["mask"], m)

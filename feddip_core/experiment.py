@@ -156,15 +156,15 @@ class Experiment:
 
     def _defaults(self, known: Mapping[str, Setting]) -> dict[str, Any]:
         """What the data set, the rules and the method give to a setting that is left open."""
-        given, cls = self.__dict__, class_of(self.__dict__["method"], self.__dict__.get("rules", "paper"))
-        dataset = given.get("dataset", COMMON["dataset"].default)
-        of_data = {"model": MODEL_OF.get(dataset), **TABLE_II.get(dataset, TABLE_II["fashion_mnist"])}
-        rules = {k: given.get("rules", "paper") for k in cls.switches}
-        rules |= {k: next(iter(values)) for k, (_, values) in cls.switches.items() if rules[k] not in values}
         plain = {k: s.default for k, s in known.items()}
+        given = plain | self.__dict__
+        cls, dataset = class_of(given["method"], given["rules"]), given["dataset"]
+        of_data = {"model": MODEL_OF.get(dataset), **TABLE_II.get(dataset, TABLE_II["fashion_mnist"])}
+        rules = dict.fromkeys(cls.switches, given["rules"])
+        rules |= {k: next(iter(values)) for k, (_, values) in cls.switches.items() if rules[k] not in values}
         open_ones = {k: v for k, v in of_data.items() if k in plain and plain[k] is None}
-        model = given.get("model") or of_data["model"]
-        return plain | open_ones | rules | cls.defaults(model=model, dataset=dataset)
+        model = given["model"] or of_data["model"]
+        return plain | open_ones | rules | cls.defaults(model=model, dataset=dataset, rounds=given["rounds"])
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{self.__dict__.get('method')} has no setting {name!r}")

@@ -52,8 +52,8 @@ class Method:
                 setattr(cls, k, v)
 
     @classmethod
-    def defaults(cls, model: str, dataset: str) -> dict[str, Any]:
-        """Defaults of its settings that depend on the network or the data."""
+    def defaults(cls, model: str, dataset: str, rounds: int) -> dict[str, Any]:
+        """Defaults of its settings that depend on the network, the data or T."""
         return {}
 
     @classmethod
@@ -85,6 +85,10 @@ class Method:
     def client_mask(self, state: State, n: int) -> Mask | None:
         """The mask under which client n trains."""
         return state.m
+
+    def feeds_back(self, state: State) -> bool:
+        """Whether pruned weights move in this round, and so travel back."""
+        return self.feedback
 
     def lam(self, t: int) -> float:
         """The weight of the penalty in round t."""
@@ -124,7 +128,7 @@ class Method:
 
     def upload(self, state: State, n: int) -> Payload:
         """With feedback all weights come back, without it the kept ones."""
-        m = None if self.feedback else self.client_mask(state, n)
+        m = None if self.feeds_back(state) else self.client_mask(state, n)
         return Payload({"w": KEPT, "statistics": STATISTICS}, None if m is None else masks.kept(m))
 
     # For subclasses: what several methods share.
@@ -135,8 +139,7 @@ class Method:
 
     def sparsity(self, t: int) -> float:
         """s_t (Eq. 11)."""
-        exp = self.exp
-        return sparsity_at(t, T=exp.rounds, s_0=exp.sparsity_initial, s_p=exp.sparsity_target)
+        return sparsity_at(t, T=self.exp.rounds, s_0=self.exp.sparsity_initial, s_p=self.exp.sparsity_target)
 
     def erk_mask(self, sparsity: float, purpose: str = "initial mask", n: int = 0) -> Mask | None:
         """A random mask with ERK's share of zeros in each layer; none if nothing is to go."""

@@ -64,8 +64,7 @@ class Federation:
 
     def averaged(self, replies: Replies) -> Average:
         """The mean of the uploads as they come in, weighted by samples, and what stands beside it."""
-        own: dict[int, Tensors] = {}
-        zeros: list[Tensor] = []
+        own, zeros = dict[int, Tensors](), list[Tensor]()
 
         def values() -> Iterator[Tensors]:
             for n, upload in zip(replies.clients, replies.uploads, strict=True):
@@ -95,7 +94,7 @@ class Federation:
         w, statistics, m, terms = self.ready(state, n)
         samples = clients.batches(n, t, "batches", exp.local_epochs)
         with global_stream(clients.device, exp.seed, "dropout", t, n):
-            loss = clients.train_(w, m, samples, t, statistics, terms=terms, feedback=method.feedback)
+            loss = clients.train_(w, m, samples, t, statistics, terms=terms, feedback=method.feeds_back(state))
         return method.finish(Upload({"w": w, "statistics": statistics, "loss": loss}), terms, m, state, n)
 
     def ready(self, state: State, n: int) -> tuple[Tensor, Tensor, Mask | None, list[Term]]:
@@ -104,7 +103,7 @@ class Federation:
         w, statistics = self.clients.with_norms(state.w, state.statistics, state.own.get(n, {}))
         start = self.clients.layout.prune(w, m)
         # Copies, since the steps change them in place, while a proximal term keeps looking at the start.
-        return (w if self.method.feedback else start).clone(), statistics, m, self.method.terms(state.t, start)
+        return (w if self.method.feeds_back(state) else start).clone(), statistics, m, self.method.terms(state.t, start)
 
     def full_mask(self, m: Mask | None) -> Mask:
         """The mask itself, and for a dense model one that keeps everything."""

@@ -30,8 +30,8 @@ def global_magnitude_mask(net, names, zeros):
     return mask
 
 
-def local_update(start, mask, names, batches, eta, lam, weight_decay):
-    """Eq. 10 on the objective of Eq. 8, one batch at a time."""
+def local_update(start, mask, names, batches, eta, lam, weight_decay, feedback=True):
+    """Eq. 10 on the objective of Eq. 8, one batch at a time; without feedback Eq. 7."""
     net = copy.deepcopy(start)
     for x, y in batches:
         pruned = copy.deepcopy(net)
@@ -45,6 +45,8 @@ def local_update(start, mask, names, batches, eta, lam, weight_decay):
         loss.backward()
         for p, q in zip(net.parameters(), pruned.parameters(), strict=True):
             p.data -= eta * (q.grad + weight_decay * p.data)
+        if not feedback:
+            prune_(net, mask)
         for b, c in zip(net.buffers(), pruned.buffers(), strict=True):
             b.data.copy_(c)
     return net
@@ -85,6 +87,36 @@ def feddip(net, mask, names, select, batches_of, size_of, *, T, R, s_0, s_p, lam
         prune_(pruned_global, mask)
         history.append(mask)
     return pruned_global, mask, history
+
+
+def fedgmp(net, names, select, batches_of, size_of, *, T, R, b, e, s_p, lamp, swap_at, eta_0, decay, weight_decay):
+    """Gradual pruning from a dense start; returns the global model and every mask on the way.
+
+    `swap_at` has the share of the kept weights that is replaced after some of the rounds, in which there is feedback.
+    """
+    model, history = copy.deepcopy(net), []
+    parameters = dict(net.named_parameters())
+    mask = {name: torch.ones_like(parameters[name], dtype=torch.bool) for name in names}
+    total = sum(parameters[name].numel() for name in names)
+    for tau in range(1, T + 1):
+        t, local, sizes, feedback = tau - 1, [], [], tau in swap_at
+        for n in select(t):
+            eta = eta_0 * decay**t
+            local.append(local_update(model, mask, names, batches_of(t, n), eta, 0.0, weight_decay, feedback))
+            sizes.append(size_of(n))
+        model = average(local, sizes)
+        if tau % R == 0 and tau > b:
+            p = 1.0 if tau >= e else (tau - b) / (e - b)
+            s = s_p - s_p * (1 - p) ** 3
+            weights = [dict(model.named_parameters())[name].flatten().tolist() for name in names]
+            old = [mask[name].flatten().tolist() for name in names]
+            prune_(model, mask)
+            new = gradual_mask(weights, old, total - round(s * total), lamp, swap_at.get(tau, 0))
+            shapes = [parameters[name].shape for name in names]
+            mask = {k: torch.tensor(v).view(shape) for k, v, shape in zip(names, new, shapes, strict=True)}
+        prune_(model, mask)
+        history.append(mask)
+    return model, history
 
 
 # The mask rules of the other methods, on lists of lists of numbers: one inner list a layer.
@@ -155,3 +187,21 @@ def snip_mask(weights, gradients, keep):
     ]
     kept = {(z, i) for _, z, i in sorted(entries)[len(entries) - keep :]}
     return [[(z, i) in kept for i in range(len(w))] for z, w in enumerate(weights)]
+
+
+def lamp_scores(layer):
+    """Of each weight its square, divided by those of the weights that come no earlier in ascending order."""
+    ranked = sorted(range(len(layer)), key=lambda i: (layer[i] ** 2, i))
+    rest = {i: sum(layer[j] ** 2 for j in ranked[place:]) for place, i in enumerate(ranked)}
+    return [layer[i] ** 2 / rest[i] if rest[i] else 0.0 for i in range(len(layer))]
+
+
+def gradual_mask(weights, mask, keep, lamp, swapped=0):
+    """Of the weights that are left, strike out the lowest until `keep` are left; replace a share of these."""
+    layers = [[w if on else 0.0 for w, on in zip(*layer, strict=True)] for layer in zip(weights, mask, strict=True)]
+    scores = [lamp_scores(layer) if lamp else [abs(w) for w in layer] for layer in layers]
+    left = sorted((scores[z][i], z, i) for z, layer in enumerate(mask) for i, on in enumerate(layer) if on)
+    gone = sorted((abs(weights[z][i]), z, i) for z, layer in enumerate(mask) for i, on in enumerate(layer) if not on)
+    new = min(int(swapped * keep), len(gone))
+    kept = {(z, i) for _, z, i in left[max(0, len(left) - keep + new) :] + gone[len(gone) - new :]}
+    return [[(z, i) in kept for i in range(len(layer))] for z, layer in enumerate(weights)]

@@ -133,7 +133,7 @@ def _side_by_side(federation: Federation, state: State, chosen: list[int]) -> It
     rows, m = torch.stack(w), None
     if own_masks[0] is not None:
         m = torch.stack([clients.layout.flat_mask(own, like=w[0]) for own in own_masks])
-    how = dict(terms=[row_by_row(terms)], feedback=method.feedback)
+    how = dict(terms=[row_by_row(terms)], feedback=method.feeds_back(state))
     losses = train_(rows, m, stacked_gradient(clients.forward), batches, **clients.rates(t), **how)
     for i, n in enumerate(chosen):
         upload = Upload({"w": rows[i], "statistics": statistics[i], "loss": losses[i]})

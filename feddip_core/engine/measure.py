@@ -22,13 +22,15 @@ def row(federation: Federation, before: State, after: State, done: Round, second
     regrown, dropped = masks.changes(old, new)
     accuracy, loss = evaluate(federation, after)
     down, up = billed(method, before, done.average)
+    # Of uploads that lack what pruned weights have become, nothing can say what their mean would have been.
+    known = method.feeds_back(before) or not method.feedback
     return {
         "round": after.t,
         "test_accuracy": accuracy,
         "test_loss": loss,
         "train_loss": float(done.average.mean["loss"]),
         "sparsity": masks.sparsity_of(new),
-        "delta": masks.pruning_error(method.layout.views(done.w), after.m or {}),
+        "delta": masks.pruning_error(method.layout.views(done.w), after.m or {}) if known else float("nan"),
         "lambda_": method.lam(before.t),
         "learning_rate": learning_rate_at(before.t, eta_0=exp.learning_rate, decay=exp.learning_rate_decay),
         **bits(federation, before, clients),

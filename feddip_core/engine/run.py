@@ -265,13 +265,13 @@ def _check_resumable(site: Federation, record: records.Record, last: checkpoints
                 f"{k}: {record.folder} was begun with {pinned[k]}, and here it is {v}; "
                 "resume it where it was begun, or choose another folder"
             )
-    layout, was = site.clients.layout, last.plain["provenance"]["gradient"]
+    was = last.plain["provenance"]["gradient"]
     if was != gradient_name(site):
         raise ValueError(
             f"gradient: {record.folder} was begun with the {was} one, and here it is {gradient_name(site)}; "
             "resume it where it was begun, or choose another folder"
         )
-    if plain["provenance"].get("network_sha256") != record.provenance.get("network_sha256"):
+    if last.plain["provenance"].get("network_sha256") != record.provenance.get("network_sha256"):
         raise ValueError(
             f"model: {record.exp.model!r} is not the network that {record.folder} was begun with; give the changed "
             "network another name, or choose another folder"

@@ -63,7 +63,8 @@ def panels(method: str) -> Figure:
 def drawn(figure: Figure, metrics: pd.DataFrame) -> Figure:
     """The panels with the curves of these rounds."""
     for ax, column in zip(figure.axes, CURVES, strict=True):
-        ax.lines[0].set_data(metrics["round"], metrics[column])
+        known = metrics.dropna(subset=column)  # with a sparse uplink, few rounds know their δ_t
+        ax.lines[0].set_data(known["round"], known[column])
         highest = metrics[column].max() * 1.05 if column == "delta" else 1.0
         ax.set(xlim=(0, metrics["round"].iloc[-1] + 1), ylim=(0, highest if highest > 0 else 1.0))
     return figure

@@ -5,7 +5,9 @@ from ..experiment import METHODS, Experiment
 from ..method import Method
 from .fedavg import FedAvg, FedProx
 from .feddip import DPF, FedDIP, FedDIPProx, FedDP
+from .feddip_swap import FedDIPSwap
 from .feddst import FedDST
+from .fedgmp import FedGMP
 from .prunefl import PruneFL
 from .prunetrain import PruneTrain
 from .released import baselines
@@ -14,7 +16,9 @@ from .snip import Snip
 
 METHODS |= {
     cls.name: cls
-    for cls in (FedAvg, FedProx, FedDP, DPF, FedDIP, FedDIPProx, PruneFL, Snip, PruneTrain, FedDST)
+    for cls in (
+        FedAvg, FedProx, FedDP, DPF, FedDIP, FedDIPProx, PruneFL, Snip, PruneTrain, FedDST, FedGMP, FedDIPSwap,
+    )
 }  # fmt: skip
 FedDP.switches, FedDIP.switches = switches.MASKS, switches.ALL
 DPF.switches = {k: v for k, v in switches.MASKS.items() if k != "initial_mask"}  # it has none

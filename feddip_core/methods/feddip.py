@@ -8,7 +8,7 @@ from .. import masks
 from ..client import add_group_penalty_
 from ..method import Method
 from ..schedules import lambda_at, sparsity_at
-from ..settings import Setting, real, whole
+from ..settings import Setting, flag, real, whole
 from .fedavg import PROX_MU, proximal
 
 SPARSITY_INITIAL = real(None, 0, 1, "s_0, fraction of zeros in the first mask", open_high=True)
@@ -28,7 +28,9 @@ class FedDP(Method):
     """An ERK mask first, then every R rounds the largest weights of the average, ever fewer of them."""
 
     name, label, colour, line = "feddp", "FedDP", "#56B4E9", "-."
-    settings: ClassVar[dict[str, Setting]] = SCHEDULE
+    settings: ClassVar[dict[str, Setting]] = SCHEDULE | dict(
+        sparse_uplink=flag(False, "whether pruned weights travel back only in rounds whose server reads them")
+    )
 
     def first_mask(self, w):
         return self.erk_mask(self.exp.sparsity_initial)
@@ -41,12 +43,21 @@ class FedDP(Method):
         """The largest |w| over all layers together; among them may be weights that were pruned before."""
         return None if s == 0 else masks.magnitude_mask(w, s)
 
+    def feeds_back(self, state):
+        # A client's steps never read a pruned weight, and its next round starts it from zero: without feedback the
+        # kept weights have the same bits, in every round whose server reads no others.
+        return not self.exp.sparse_uplink or state.m is None or self.reads_pruned(state.t)
+
+    def reads_pruned(self, t: int) -> bool:
+        """Whether the server looks at pruned weights after round t: when it chooses a mask."""
+        return self.tau(t) is not None
+
 
 class DPF(FedDP):
     """FedDP from a dense start (Lin et al., 2020, federated)."""
 
     name, label, colour, line = "dpf", "DPF", "#009E73", ":"
-    settings: ClassVar[dict[str, Setting]] = {k: v for k, v in SCHEDULE.items() if k != "sparsity_initial"}
+    settings: ClassVar[dict[str, Setting]] = {k: v for k, v in FedDP.settings.items() if k != "sparsity_initial"}
 
     def first_mask(self, w):
         return None
@@ -59,7 +70,7 @@ class FedDIP(FedDP):
     """FedDP under a penalty on the norm of each layer, which grows in Q steps (Eq. 8 and 9)."""
 
     name, label, colour, line = "feddip", "FedDIP", "#D55E00", "-"
-    settings: ClassVar[dict[str, Setting]] = SCHEDULE | PENALTY
+    settings: ClassVar[dict[str, Setting]] = FedDP.settings | PENALTY
 
     def lam(self, t):
         exp = self.exp
@@ -74,7 +85,7 @@ class FedDIPProx(FedDIP):
     """FedDIP, with each client held near the pruned model that it was sent."""
 
     name, label, colour, line = "feddip_prox", "FedDIP+Prox", "#CC79A7", "--"
-    settings: ClassVar[dict[str, Setting]] = SCHEDULE | PENALTY | dict(prox_mu=PROX_MU)
+    settings: ClassVar[dict[str, Setting]] = FedDIP.settings | dict(prox_mu=PROX_MU)
 
     def terms(self, t, start):
         return super().terms(t, start) + proximal(self.exp.prox_mu, start)

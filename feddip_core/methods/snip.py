@@ -25,7 +25,7 @@ class Snip(Method):
     loss_of: Callable[..., Tensor] = staticmethod(F.cross_entropy)
 
     @classmethod
-    def defaults(cls, model, dataset) -> dict[str, Any]:
+    def defaults(cls, model, dataset, rounds) -> dict[str, Any]:
         return {"sparsity_target": 0.8} if model == "alexnet" else {}  # at 0.9 it diverges, says the paper
 
     def start(self, w, ask):

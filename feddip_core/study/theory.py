@@ -194,6 +194,8 @@ class Observer:
         if not issubclass(exp.method_class, KINDS):
             known = ", ".join(k for k, cls in METHODS.items() if issubclass(cls, KINDS) and not is_hook(k))
             raise ValueError(f"method: {exp.method!r} is not allowed; Theorem 1 is about {known}")
+        if getattr(exp, "sparse_uplink", False):
+            raise ValueError("sparse_uplink: True is not allowed; δ_t needs what pruned weights have become")
         if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
             raise ValueError(f"every: {every!r} is not allowed; it must be a whole number of at least 1, or None")
         self.exp, self.every = exp, every

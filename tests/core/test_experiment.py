@@ -19,7 +19,10 @@ from feddip_core.experiment import COMMON, HOW, REVISION, settings_of
 from feddip_core.methods import FedAvg, FedDIP
 from feddip_core.settings import matching
 
-BUILT_IN = ("fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst")
+BUILT_IN = (
+    "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
+    "feddip_swap",
+)  # fmt: skip
 SWITCHES = ("initial_mask", "regrowth", "reconfigure_at", "lambda_schedule")
 RELEASED = dict.fromkeys(SWITCHES, "released")
 
@@ -50,6 +53,12 @@ WRONG = {
     "prox_mu": [-1, 0.1],
     "prunetrain_threshold": [-1e-4, "small", 1e-4],
     "adjust_alpha": [-0.1, 1.5, 0.5],
+    "sparse_uplink": [1, "yes"],
+    "prune_begin": [-1, 0.5, 600],
+    "prune_end": [0, 600.0, 1001],
+    "mask_score": ["random", True],
+    "swap_every": [0, 20.0, 12],
+    "adjust_until": [0, 0.8],
     "rules": ["mine", "authors"],
     "initial_mask": ["dense", "authors", "paper"],
     "regrowth": ["never", "authors"],
@@ -168,6 +177,8 @@ NOT_READ = {  # in the old code these were accepted and ignored, or held at a fi
     "snip": ["sparsity_initial", "reconfigure_every", "lambda_max", "lambda_steps", "prox_mu", *SWITCHES],
     "prunetrain": ["sparsity_initial", "sparsity_target", "lambda_steps", "prox_mu", *SWITCHES],
     "feddst": ["sparsity_initial", "lambda_max", "lambda_steps", "prox_mu", *SWITCHES],
+    "fedgmp": ["sparsity_initial", "lambda_max", "sparse_uplink", "adjust_alpha", "swap_every", *SWITCHES],
+    "feddip_swap": ["sparsity_initial", "lambda_max", "sparse_uplink", *SWITCHES],
 }
 
 
@@ -290,6 +301,7 @@ def test_methods_differ_in_what_they_read():
         "fedavg": set(), "fedprox": set(), "feddp": both, "dpf": {"sparsity_target"},
         "feddip": both | {"lambda_max"}, "feddip_prox": both | {"lambda_max"}, "prunefl": both,
         "snip": {"sparsity_target"}, "prunetrain": {"lambda_max"}, "feddst": {"sparsity_target"},
+        "fedgmp": {"sparsity_target"}, "feddip_swap": {"sparsity_target"},
     }  # fmt: skip
 
 
@@ -379,7 +391,7 @@ def test_every_setting_of_its_method_is_in_the_run_id():
 
 def test_two_methods_and_two_rules_never_share_an_id():
     ids = {(m, r): Experiment(method=m, rules=r).run_id for m in BUILT_IN for r in ("paper", "released")}
-    assert len(set(ids.values())) == 18  # FedAvg and FedProx have no other rules
+    assert len(set(ids.values())) == 20  # FedAvg, FedProx, FedGMP and FedDIP-Swap have no other rules
     assert Experiment(method="dpf").run_id != Experiment(method="feddp", sparsity_initial=0.0).run_id
 
 

@@ -30,6 +30,7 @@ CASES = {
     "snip": dict(rules="released"),
     "prunetrain": dict(lambda_max=0.1, prunetrain_threshold=0.02),
     "feddst": dict(rules="released", clients=6),
+    "feddip_swap": dict(reconfigure_every=1, swap_every=2),
 }
 
 

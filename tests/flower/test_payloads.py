@@ -27,6 +27,8 @@ def variants():
             yield from (dict(method=name) | {switch: value} for value in list(values)[1:])
         if cls.switches or cls.released:
             yield dict(method=name, rules="released")
+    for rules in ("paper", "released"):
+        yield dict(method="feddip", rules=rules, sparse_uplink=True)
     yield from (dict(method="feddip", batch_norm=mode) | NORMS for mode in ("average", "local"))
     yield dict(method="feddst", rules="released", batch_norm="local") | NORMS  # two things that are the client's own
 
@@ -46,7 +48,12 @@ def small(few_images):
     def make(method="feddip", **settings):
         known = settings_of(method, settings.get("rules", "paper"))
         own = dict(
-            reconfigure_every=2, sparsity_initial=0.5, sparsity_target=0.9, prunetrain_threshold=0.08, lambda_max=0.1
+            reconfigure_every=2,
+            sparsity_initial=0.5,
+            sparsity_target=0.9,
+            prunetrain_threshold=0.08,
+            lambda_max=0.1,
+            swap_every=2,
         )
         common = dict(
             dataset=few_images, model="lenet5", width=0.25, clients=4, clients_per_round=2, rounds=6, local_epochs=1,

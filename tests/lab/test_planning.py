@@ -18,6 +18,9 @@ CASES = [
     ("feddip", RELEASED | dict(sparsity_initial=0.8, sparsity_target=0.8)),  # a mask that stays
     ("feddip", dict(regrowth="dense_memory", reconfigure_every=3)),
     ("feddip", dict(sparsity_initial=0.0)),
+    ("feddip", dict(sparse_uplink=True)),
+    ("feddip", RELEASED | dict(sparse_uplink=True)),
+    ("feddip_swap", dict(swap_every=2, mask_score="lamp")),
     ("prunefl", dict(sparsity_initial=0.2)),
     ("prunefl", dict(sparsity_target=0.0, sparsity_initial=0.0)),
     ("snip", dict(sparsity_target=0.0)),

@@ -9,7 +9,10 @@ from helpers import model_and_mask_bits, same, same_model, states
 from feddip_core import METHODS, Experiment, run
 from feddip_core.experiment import settings_of
 
-BUILT_IN = ("fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst")
+BUILT_IN = (
+    "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
+    "feddip_swap",
+)  # fmt: skip
 SPARSE = ("prunefl", "snip", "prunetrain", "feddst")
 FAMILY = ("feddp", "dpf", "feddip", "feddip_prox")
 
@@ -23,7 +26,7 @@ def test_the_registry_holds_each_under_its_name():
     assert tuple(name for name in METHODS if ":" not in name) == BUILT_IN
     assert all(METHODS[name].name == name for name in BUILT_IN)
     looks = [(METHODS[name].label, METHODS[name].colour, METHODS[name].line) for name in BUILT_IN]
-    assert len({label for label, *_ in looks}) == len({(colour, line) for _, colour, line in looks}) == 10
+    assert len({label for label, *_ in looks}) == len({(colour, line) for _, colour, line in looks}) == 12
     for name in SPARSE:  # the released version has the same name and look
         cls = METHODS[name].released
         assert (cls.name, cls.label, cls.colour, cls.line) == (name, *looks[BUILT_IN.index(name)])
@@ -78,7 +81,7 @@ def test_the_old_variant_is_refused(method):
 def test_baselines_have_the_papers_settings():
     paper = {m: Experiment.preset("paper", method=m) for m in BUILT_IN}
     read = {m: e.reconfigure_every for m, e in paper.items() if hasattr(e, "reconfigure_every")}
-    assert read == dict.fromkeys(FAMILY, 5) | {"prunefl": 20, "feddst": 20, "prunetrain": 1}
+    assert read == dict.fromkeys((*FAMILY, "fedgmp", "feddip_swap"), 5) | {"prunefl": 20, "feddst": 20, "prunetrain": 1}
     assert (paper["feddst"].adjust_alpha, paper["prunetrain"].prunetrain_threshold) == (0.5, 1e-4)
     assert paper["prunetrain"].lambda_max == 1e-4
     assert paper["snip"].sparsity_target == 0.9

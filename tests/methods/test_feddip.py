@@ -1,15 +1,19 @@
 """FedDIP, FedDP, DPF and FedDIP+Prox; where the released code differs from the paper's text."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import one_round, same, states, trained
 
-from feddip_core import data, masks, run
+from feddip_core import Experiment, data, masks, run
 from feddip_core.engine.assembly import assemble
+from feddip_core.layout import Layout
+from feddip_core.methods import method_of
 from feddip_core.methods.released.feddip import lambda_in_twenty
 from feddip_core.schedules import sparsity_at
+from feddip_core.state import Average, State, aggregate
 from feddip_core.streams import stream
 
 
@@ -212,3 +216,71 @@ def test_a_run_counts_in_both_units(tiny, mini):
         assert row["uplink_mebibits_released"] <= 2 * 32 * n / 2**20
     fedavg = [row for _, _, row in states(tiny("fedavg", rounds=1), mini)][1]
     assert fedavg["uplink_mebibits_released"] == pytest.approx(2 * 32 * n / 2**20, rel=1e-3)
+
+
+# A sparse uplink
+
+NORMS = dict(model="resnet18", width=0.02, rounds=3, clients=400)
+
+
+@pytest.mark.parametrize("settings", [
+    dict(), dict(rules="released", momentum=0.9), dict(initial_mask="released"), dict(reconfigure_at="released"),
+    dict(method="feddip_prox", regrowth="released", prox_mu=0.1), dict(method="dpf"),
+    NORMS, NORMS | dict(rules="released"),
+], ids=["paper", "released", "first mask", "early", "prox", "dpf", "norms", "norms, released"])  # fmt: skip
+def test_with_a_sparse_uplink_the_model_is_the_same_after_every_round(tiny, mini, settings):
+    exp, saved = tiny(**settings), 0
+    both = (states(exp.replace(sparse_uplink=sparse), mini) for sparse in (False, True))
+    for (_, a, dense), (_, b, sparse) in zip(*both, strict=True):
+        assert torch.equal(a.w, b.w) and torch.equal(a.statistics, b.statistics) and a.mask_version == b.mask_version
+        assert a.m == b.m if a.m is None else masks.changes(a.m, b.m) == (0, 0)
+        if dense:
+            same_columns = dense.keys() - {"delta", "uplink_bits", "uplink_mebibits_released", "seconds"}
+            assert {k: dense[k] for k in same_columns} == {k: sparse[k] for k in same_columns}
+            saved += dense["uplink_bits"] - sparse["uplink_bits"]
+            whole = dense["uplink_bits"] == sparse["uplink_bits"]
+            assert sparse["delta"] == dense["delta"] if whole else sparse["delta"] != sparse["delta"]
+    assert saved > 0
+
+
+def test_when_pruned_weights_travel_back(tiny, mini):
+    """The paper's order reads them when it chooses a mask, the released one never, a dense memory always."""
+
+    def dense(**settings):
+        rows = [row for _, _, row in states(tiny(rounds=5, sparse_uplink=True, **settings), mini)][1:]
+        whole = 2 * 32 * assemble(tiny(), mini).clients.layout.size
+        return [row["round"] for row in rows if row["uplink_bits"] == whole]
+
+    assert dense() == [2, 4]
+    assert dense(regrowth="released") == []
+    assert dense(rules="released") == [1]  # no mask of the server's yet
+    assert dense(initial_mask="released") == [1, 2, 4]
+    assert dense(regrowth="dense_memory") == [1, 2, 3, 4, 5]
+
+
+def test_a_dense_memory_has_no_sparse_uplink(tiny):
+    exp = tiny(regrowth="dense_memory", rounds=3)
+    assert same(run(exp), run(exp.replace(sparse_uplink=True)))
+
+
+@pytest.mark.parametrize(("regrowth", "sparse", "w", "delta"), [
+    ("released", False, [0, 3, 0, 0], 0.82), ("released", True, [0, 3, 0, 0], 0.3076923),
+    ("paper", False, [0, 0, 6, 0], 0.28), ("paper", True, [0, 0, 6, 0], 0.28),
+])  # fmt: skip
+def test_a_sparse_uplink_by_hand(regrowth, sparse, w, delta):
+    """Two clients, four weights of which the mask keeps two, and one is to be left."""
+    settings = dict(rounds=1, reconfigure_every=1, sparsity_initial=0.5, sparsity_target=0.75)
+    exp = Experiment(method="feddp", regrowth=regrowth, sparse_uplink=sparse, **settings)
+    layout = Layout({"k": torch.Size([4])}, ("k",))
+    method = method_of(exp, SimpleNamespace(layout=layout))
+    m = {"k": torch.tensor([True, True, False, False])}
+    state = State(0, torch.zeros(4), m, torch.empty(0), held=(0, 0))
+    uploads = []
+    for n, values in enumerate(([1.0, 2.0, 5.0, -6.0], [3.0, 4.0, 7.0, 8.0])):
+        sent = method.upload(state, n)
+        tensors = {"w": torch.tensor(values), "statistics": torch.empty(0)}
+        uploads.append(sent.unpack(layout, sent.pack(layout, tensors, sent.kept and m), sent.kept and m))
+    mean = aggregate(uploads, [1, 1])
+    average, new, _ = method.next(Average(mean, [0, 1]), state)
+    assert method.remembered(average, new).tolist() == w
+    assert masks.pruning_error(layout.views(average), new) == pytest.approx(delta)

@@ -193,6 +193,8 @@ def test_observers_say_what_they_cannot_do(tiny):
     with pytest.raises(ValueError, match=r"is about fedavg, fedprox, feddp, dpf, feddip, feddip_prox$"):
         theory.Observer(tiny(Other))
     assert theory.Observer(tiny(Mine)).seen == 0
+    with pytest.raises(ValueError, match="sparse_uplink: True is not allowed; δ_t needs "):
+        theory.Observer(tiny(sparse_uplink=True))
     for every in (0, 2.0, True):
         with pytest.raises(ValueError, match=r"every: \S+ is not allowed; it must be a whole number of at least 1"):
             theory.Observer(tiny(), every=every)

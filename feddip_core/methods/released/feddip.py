@@ -30,12 +30,18 @@ class Nested(Method):
     def choose(self, w, m, s):
         return None if s == 0 else masks.magnitude_mask(w, s, within=m)
 
+    def reads_pruned(self, t):
+        return False
+
 
 class DenseMemory(Method):
     """The server keeps the dense average, and sends it."""
 
     def remembered(self, w, m):
         return w
+
+    def reads_pruned(self, t):
+        return True
 
     def download(self, state, n):
         # A pruned weight decays at the client too: the server could not add that to the upload, to the same bits.

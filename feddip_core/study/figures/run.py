@@ -66,7 +66,8 @@ def schedules(ax: Axes, metrics: pd.DataFrame, method: str) -> Axes:
 
 
 def pruning_error(ax: Axes, metrics: pd.DataFrame, method: str) -> Axes:
-    """δ_t by round. Dots mark the rounds that chose a new mask."""
+    """δ_t by round, where it is known. Dots mark the rounds that chose a new mask."""
+    metrics = metrics.dropna(subset="delta")
     ax.plot(metrics["round"], metrics["delta"], color=colour(method))
     chosen = metrics[metrics["dropped"] + metrics["regrown"] > 0]
     ax.plot(chosen["round"], chosen["delta"], "o", markersize=5, color=colour(method), label="new mask")

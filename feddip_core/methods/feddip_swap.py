@@ -1,0 +1,69 @@
+"""FedDIP-Swap: gradual pruning, and now and then a round of FedDIP's feedback that says which pruned weights to try.
+
+In such a round a pruned weight, started at zero, ends where the clients' gradients push it. That is tiny beside a
+trained weight, so it is ranked among the pruned alone, as RigL ranks the gradients of one batch.
+"""
+
+from typing import Any, ClassVar
+
+from ..masks import Mask, Weights, flat, largest, unflat
+from ..settings import Setting, real, whole
+from .feddst import regrowth_fraction_at
+from .fedgmp import FedGMP
+
+
+class FedDIPSwap(FedGMP):
+    """FedGMP; every few rounds some of the smallest weights go, and as many that feedback has moved furthest return.
+
+    In these rounds alone pruned weights move and travel back.
+    """
+
+    name, label, colour, line = "feddip_swap", "FedDIP-Swap", "#882255", "-"
+    settings: ClassVar[dict[str, Setting]] = FedGMP.settings | dict(
+        swap_every=whole(20, 1, "rounds from one swap to the next, a multiple of R"),
+        adjust_alpha=real(0.3, 0, 1, "α, share of the kept weights that are replaced at first"),
+        adjust_until=whole(None, 1, "T_e, the round before which swaps end; by default 0.8 T"),
+    )
+    smoke: ClassVar[dict[str, Any]] = dict(swap_every=4)
+
+    @classmethod
+    def defaults(cls, model, dataset, rounds) -> dict[str, Any]:
+        return super().defaults(model, dataset, rounds) | {"adjust_until": max(1, round(0.8 * rounds))}
+
+    @classmethod
+    def check(cls, exp) -> None:
+        super().check(exp)
+        if exp.swap_every % exp.reconfigure_every:
+            needs = f"it must be a multiple of reconfigure_every, {exp.reconfigure_every}"
+            raise ValueError(f"swap_every: {exp.swap_every} is not allowed; {needs}")
+
+    def fraction(self, t: int) -> float:
+        """a_τ = α/2 · (1 + cos(πτ/T_e)) if weights are swapped after round t, else 0."""
+        exp, tau = self.exp, t + 1
+        # From T_e on the cosine would rise again.
+        swaps = tau % exp.swap_every == 0 and tau < exp.adjust_until
+        return regrowth_fraction_at(tau, T=exp.adjust_until, alpha=exp.adjust_alpha) if swaps else 0.0
+
+    def feeds_back(self, state):
+        return state.m is not None and self.fraction(state.t) > 0
+
+    def next(self, average, state):
+        if not self.feeds_back(state):
+            return super().next(average, state)
+        w, n_w = average.mean["w"], self.layout.prunable_size
+        alive = self.layout.prune(w, state.m)
+        keep = n_w - round(self.sparsity(state.t + 1) * n_w)
+        score, moved = self.score(self.layout.weights(alive)), self.layout.weights(w)
+        # What comes back starts from zero: how far it has moved only says that it is worth a try.
+        return alive, swapped(score, moved, state.m, keep, self.fraction(state.t)), {}
+
+
+def swapped(score: Weights, moved: Weights, m: Mask, keep: int, fraction: float) -> Mask:
+    """Of `keep` weights ⌊a · keep⌋ are new: those that the mask had pruned and that moved furthest.
+
+    The others are those of the mask with the largest |score|, over all layers together.
+    """
+    old = flat({k: m[k] for k in score})
+    new = min(int(fraction * keep), int((~old).sum()))
+    stays = largest(flat(score).abs().masked_fill(~old, -1), keep - new)
+    return unflat(stays | largest(flat(moved).abs().masked_fill(old, -1), new), score)
