@@ -10,13 +10,14 @@ from .engine.final import load_model
 from .engine.records import load_runs
 from .engine.run import Run, run, watched_by
 from .experiment import Experiment
+from .lab.parameters import check_parameters
 from .method import METHODS, Method
 from .settings import choice, flag, real, whole
 
 __version__ = version("feddip-core")
 __all__ = [  # what is public
-    "METHODS", "Experiment", "Method", "Run", "__version__", "choice", "flag", "load_model", "load_runs", "real", "run",
-    "whole",
+    "METHODS", "Experiment", "Method", "Run", "__version__", "check_parameters", "choice", "flag", "load_model",
+    "load_runs", "real", "run", "whole",
 ]  # fmt: skip
 
 

@@ -1,7 +1,4 @@
-"""The paper's three networks (Section VI), written plainly.
-
-`width` scales every hidden width; 1 is the paper's. A network of your own comes from a function.
-"""
+"""The paper's three networks (Section VI), written plainly; `width` scales every hidden width, and 1 is the paper's."""
 
 import math
 
