@@ -7,7 +7,7 @@
 # make benchmark-scale    what the paper's three experiments take: an hour or more, one full-size round of each
 # make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
-# make paper-fashion   every table and figure of the paper on Fashion-MNIST, from the records in outputs/runs
+# make paper-fashion   every table and figure of the paper on Fashion-MNIST, and README's, from the records in outputs/runs
 # make laptop-cifar    the same of the runs of reduced size on CIFAR-10 and CIFAR-100
 # make site        the notebooks as they were executed, as a static site in outputs/site that opens from disk
 # make notebooks   run the notebooks in place, to renew the outputs they carry
@@ -81,8 +81,13 @@ define results
 	  notebooks/NAME.ipynb outputs/notebooks/NAME-$(2)-$(1).ipynb
 endef
 
+# The figures, then the outputs that the notebooks carry: whoever adds a record renews both.
+OF_RECORDS := $(RESULTS) paper_vs_code convergence
 paper-fashion: $(INSTALLED)
-	$(call results,paper,fashion_mnist,$(RESULTS) paper_vs_code convergence)
+	$(call results,paper,fashion_mnist,$(OF_RECORDS))
+	$(BIN)/papermill -k python3 --no-progress-bar --cwd notebooks -p out ../outputs notebooks/reproduction.ipynb \
+	  outputs/notebooks/reproduction.ipynb
+	$(MAKE) notebooks NOTEBOOKS='$(patsubst %,notebooks/%.ipynb,$(OF_RECORDS) reproduction)'
 	$(BIN)/python -m feddip_core.study.readme
 
 laptop-cifar: $(INSTALLED)
