@@ -8,7 +8,7 @@
 # make benchmark-scale    what the paper's three experiments take: an hour or more, one full-size round of each
 # make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
-# make paper-fashion   every table and figure of the paper on Fashion-MNIST, from the records in outputs/runs
+# make paper-fashion   every table and figure of the paper on Fashion-MNIST, and README's, from the records in outputs/runs
 # make laptop-cifar    the same of the runs of reduced size on CIFAR-10 and CIFAR-100
 # make site        the notebooks as they were executed, as a static site in outputs/site that opens from disk
 # make notebooks   run the notebooks in place, to renew the outputs they carry
@@ -73,8 +73,11 @@ benchmark-scale: $(INSTALLED)
 benchmark-flower: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark_flower.py
 
+# The figures, then the outputs that the notebooks carry: whoever adds a record renews both.
+OF_RECORDS := accuracy communication non_iid layer_sparsity extreme_sparsity paper_vs_code convergence reproduction
 paper-fashion: $(INSTALLED)
 	$(BIN)/python -m feddip_core.reproduce --preset paper --dataset fashion_mnist --jobs 2
+	$(MAKE) notebooks NOTEBOOKS='$(patsubst %,notebooks/%.ipynb,$(OF_RECORDS))'
 
 laptop-cifar: $(INSTALLED)
 	$(BIN)/python -m feddip_core.reproduce --preset laptop --dataset cifar10 cifar100 --jobs 2

@@ -56,6 +56,8 @@ def _results(options: argparse.Namespace) -> int:
          {"preset": options.preset, "dataset": dataset, "runs": "../outputs/runs", "out": "../outputs"})
         for dataset in options.dataset for name in names
     ]  # fmt: skip
+    if options.preset == "paper" and not options.notebooks:  # it is about the paper's scale alone
+        tasks.append(("reproduction", ROOT / "outputs" / "notebooks" / "reproduction.ipynb", {"out": "../outputs"}))
     failed = _all(tasks, options.jobs)
     readme.main()
     return failed

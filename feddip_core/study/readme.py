@@ -11,25 +11,22 @@ from pathlib import Path
 import pandas as pd
 
 from ..engine.records import write
-from . import summary
+from . import reproduction, summary
 
 ROOT = Path(__file__).parent.parent.parent
 OUTPUTS = ROOT / "outputs"
 COMMAND = "make runs PRESET=paper SEEDS='0 1 2' OPTIONS='--results all'"
-# Of outputs/benchmarks/benchmark.csv: (part, case) under the name that README gives it.
-SPEED = {
-    ("a round", "bare loop, eager"): "a bare PyTorch loop, one thread",
-    ("a round", "feddip, eager, round 100"): "FedDIP, eager, one thread",
-    ("a round", "feddip, native, round 100"): "FedDIP, compiled, in round 100 (sparsity 0.6)",
-    ("a round", "feddip, native, round 950"): "FedDIP, compiled, in round 950 (sparsity 0.9)",
-    ("two workers against one", "feddip, native, K = 10"): "two workers against one, ten clients per round",
-    ("two runs side by side against one after the other", "feddip, native"): "two runs side by side against one alone",
-}
-FLOWER = {
-    "Flower, fedavg, eager": "Flower's simulation, FedAvg, eager clients, two processes",
-    "ours, fedavg, eager": "FedAvg, eager, two workers",
-    "ours, feddip s = 0.5, native": "FedDIP, compiled, two workers",
-}
+BARE, FLOWER = "a bare PyTorch loop, one thread", "Flower's simulation, FedAvg, eager clients, two processes"
+# Of outputs/benchmarks: the case, README's name for it, and what it is measured against.
+ROUNDS = [
+    ("bare loop, eager", BARE, BARE),
+    ("feddip, eager, round 100", "FedDIP, eager, one thread", BARE),
+    ("feddip, native, round 100", "FedDIP, compiled, in round 100 (sparsity 0.6)", BARE),
+    ("feddip, native, round 950", "FedDIP, compiled, in round 950 (sparsity 0.9)", BARE),
+    ("Flower, fedavg, eager", FLOWER, FLOWER),
+    ("ours, fedavg, eager", "FedAvg, eager, two workers", FLOWER),
+    ("ours, feddip s = 0.5, native", "FedDIP, compiled, two workers", FLOWER),
+]
 # Of outputs/benchmarks/scale.csv: the paper's three experiments.
 SCALE = {
     "fashion_mnist": "LeNet-5, Fashion-MNIST",
@@ -39,16 +36,24 @@ SCALE = {
 
 
 def speed() -> str:
-    """A round here against a bare loop and against Flower's."""
-    ours = pd.read_csv(OUTPUTS / "benchmarks" / "benchmark.csv").set_index(["part", "case"])
-    flower = pd.read_csv(OUTPUTS / "benchmarks" / "flower.csv").set_index("engine")
-    lines = ["| one round | seconds | ratio |", "|---|---|---|"]
-    for key, name in SPEED.items():
-        ratio = "1" if pd.isna(ours.loc[key, "ratio"]) else f"{ours.loc[key, 'ratio']:.2f}"
-        lines.append(f"| {name} | {ours.loc[key, 'seconds']:.2f} | {ratio} × |")
-    for key, name in FLOWER.items():
-        lines.append(f"| {name} | {flower.loc[key, 'seconds_a_round']:.2f} | {flower.loc[key, 'speedup']:.2f} × |")
-    return "\n".join(lines)
+    """A round here against a bare loop and against Flower's: each ratio divides the seconds of two rows."""
+    ours = pd.read_csv(OUTPUTS / "benchmarks" / "benchmark.csv")
+    flower = pd.read_csv(OUTPUTS / "benchmarks" / "flower.csv").set_index("engine")["seconds_a_round"]
+    seconds = pd.concat([ours[ours["part"] == "a round"].set_index("case")["seconds"], flower])
+    shown = {name: f"{seconds[case]:.2f}" for case, name, _ in ROUNDS}
+    lines = ["| one round | seconds | against | times as fast |", "|---|---|---|---|"]
+    for _, name, base in ROUNDS:
+        against = "" if name == base else "the bare loop" if base == BARE else "Flower's simulation"
+        lines.append(f"| {name} | {shown[name]} | {against} | {float(shown[base]) / float(shown[name]):.2f} |")
+    ratio = ours.set_index(["part", "case"])["ratio"]
+    pairs = {
+        "two workers against one": "feddip, native, K = 10",
+        "two runs side by side against one after the other": "feddip, native",
+    }
+    said = "; ".join(f"{part}: {ratio[part, case]:.2f} times as fast" for part, case in pairs.items())
+    return "\n".join(
+        [*lines, "", f"{said[0].upper()}{said[1:]} (medians of the ratios of repetitions, FedDIP, compiled)."]
+    )
 
 
 def scale() -> str:
@@ -70,15 +75,13 @@ def scale() -> str:
     return "\n".join(lines)
 
 
-def parts() -> dict[str, Callable[[], str]]:
-    """What README may show, by name; each is made when it is wanted."""
-    runs, table = OUTPUTS / "runs", cache(lambda: summary.compared(OUTPUTS / "runs"))
+def parts(runs: Path) -> dict[str, Callable[[], str]]:
+    """What README may show, by name; each is made from these records when it is wanted."""
+    table = cache(lambda: summary.compared(runs))
     return {
-        "results": lambda: summary.headline(table()),
+        "results": lambda: reproduction.headline(table()),
+        "claims": lambda: reproduction.claims(runs),
         "effort": lambda: f"From nothing, `{COMMAND}` makes them anew: {summary.effort(runs)}.",
-        "misses": lambda: summary.misses(table()),
-        "orders": lambda: summary.orders(table()),
-        "moves": lambda: summary.moved(runs),
         "cifar10": lambda: summary.splits_shown(runs, "cifar10"),
         "cifar100": lambda: summary.splits_shown(runs, "cifar100"),
         "speed": speed,
@@ -86,9 +89,9 @@ def parts() -> dict[str, Callable[[], str]]:
     }
 
 
-def renewed(text: str) -> str:
-    """The text with its tables as the records have them now."""
-    for name, made in parts().items():
+def renewed(text: str, runs: Path = OUTPUTS / "runs") -> str:
+    """The text with its tables and its comparisons as the records have them now."""
+    for name, made in parts(runs).items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         if begin in text:
             now = f"{begin}{made()}\n{end}"

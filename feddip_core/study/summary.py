@@ -15,10 +15,11 @@ from .tables import (
     find,
     layout,
     of_runs,
+    of_seeds,
     of_tables,
     over_seeds,
+    same_seeds,
     shown,
-    signed,
     worth,
 )
 from .wanted import (
@@ -31,6 +32,7 @@ from .wanted import (
     TABLE_III,
     TABLE_V,
     VERSION_OF,
+    Wanted,
     as_released,
     of_paper,
     scale,
@@ -43,7 +45,6 @@ TABLES = {
     "Table IV": ("communication", "accuracy_at_communication_budget", "at the budget"),
     "Table V": ("non_iid", "accuracy_non_iid", "highest five"),
 }
-MISS = 0.5  # points: what is nearer to the paper's value counts as reproduced
 
 
 def label(method: str) -> str:
@@ -97,94 +98,25 @@ def seeds_of(table: pd.DataFrame, side: str = "") -> pd.DataFrame:
     return table.filter(regex=f"^{side}seed ").rename(columns=lambda name: name.removeprefix(side))
 
 
-def headline(table: pd.DataFrame) -> str:
-    """README's table: the paper, ours under its rules and by the released code, and the differences, as Markdown."""
-    lines = ["| method | split | paper | ours, the paper's rules | difference | n | ours, the released code | "
-             "difference | n |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    for (name, method), row in table.loc[["Table III", "Table V"]].iterrows():
-        split = "pathological" if name == "Table V" else "IID"
-        cells = [label(method), split, shown(row["paper"], row["paper_std"])]
-        for side in ("", "released_") if method in RELEASED else ("",):
-            mean, std, n = row[[f"{side}mean", f"{side}std", f"{side}n"]]
-            cells += [shown(mean, std), signed(mean - row["paper"]), f"{n:.0f}"]
-        lines.append(f"| {' | '.join(cells + [''] * (9 - len(cells)))} |")
-    return "\n".join(lines)
-
-
-def missed(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows in which ours is further from the paper's than MISS."""
-    return table[(table["mean"] - table["paper"]).abs() > MISS]
-
-
-def explained(row: pd.Series) -> str:
-    """Whether the version explains a miss: the released code meets the paper's number, comes nearer, or does not."""
-    if row.name[1] not in RELEASED:
-        return "unknown"
-    ours, released = row["mean"] - row["paper"], row["released_mean"] - row["paper"]
-    if pd.isna(released):
-        return "not run yet"
-    if abs(released) > MISS and ours * released < 0:
-        return "beyond it"
-    return "yes" if abs(released) <= MISS else "in part" if abs(released) < abs(ours) else "no"
-
-
-def misses(table: pd.DataFrame) -> str:
-    """What did not reproduce, and whether the released code does, as Markdown."""
-    lines = ["| | paper | ours, the paper's rules | difference | ours, the released code | difference | explained |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for (name, method), row in missed(table).iterrows():
-        cells = [f"{name}: {label(method)}", shown(row["paper"])]
-        for side in ("", "released_"):
-            here = not side or method in RELEASED
-            cells += [shown(row[f"{side}mean"]), signed(row[f"{side}mean"] - row["paper"])] if here else ["", ""]
-        lines.append(f"| {' | '.join(cells)} | {explained(row)} |")
-    return "\n".join(lines)
-
-
-def reversed_order(paper: pd.Series, ours: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """The pairs that ours has the other way round than the paper, (above in ours, above in the paper), and by how much:
-    a mean over the seeds that both have.
-    """
-    gaps = {(a, b): (ours.loc[a] - ours.loc[b]).mean() for a in paper.index for b in paper.index if paper[a] < paper[b]}
-    return {pair: gap for pair, gap in gaps.items() if gap > 0}
-
-
-def orders(table: pd.DataFrame) -> str:
-    """The pairs in another order than the paper's, under its rules and by the released code, as Markdown."""
-    lines = []
-    for name in TABLES:
-        own = table.loc[name]
-        ours, released = seeds_of(own), seeds_of(own, "released_")
-        switched = pd.DataFrame({m: (released if m in RELEASED else ours).loc[m] for m in own.index}).T
-        for rules, values in (("the paper's rules", ours), ("the released code", switched)):
-            above: dict[str, list[str]] = {}
-            for (a, b), gap in reversed_order(own["paper"], values).items():
-                above.setdefault(a, []).append(f"{label(b)} (by {gap:.2f})")
-            pairs = "; ".join(f"{label(a)} above {', '.join(b)}" for a, b in above.items())
-            rest = ", as far as there are runs" if values.isna().all(axis=1).any() else ""
-            lines.append(f"- {name}, {rules}: {pairs or 'none'}{rest}.")
-    return "\n".join(lines)
+def for_figure(wanted: Wanted, rounds: pd.DataFrame, folder: str | Path, statistic: str) -> tuple:
+    """Of one set of seeds: the rounds, ours, the released code's (None without a record), and which seeds these are."""
+    others = {m: as_released(own) for m, own in wanted.items() if m in RELEASED}
+    versions, _ = find(others, folder)
+    seeds = same_seeds(rounds, versions)
+    own = of_seeds(rounds, seeds)
+    ours = over_seeds(of_runs(own)[statistic], wanted)
+    released = over_seeds(of_runs(of_seeds(versions, seeds))[statistic], others)
+    return own, ours, released if released["n"].any() else None, seeds
 
 
 def moves(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "paper") -> pd.DataFrame:
-    """What each switch, and each released version, is worth: mean, std and n of the gain in accuracy."""
+    """What each switch, and each released version, is worth: the gain in accuracy, judged."""
     switched = {name: base for name, base in BASE.items() if name != base}
     tables = []
     for result, base in (("paper_vs_code", switched), ("versions", VERSION_OF)):
         rounds, _ = find(wanted(result, preset, dataset), folder)
         tables.append(worth(of_tables(of_runs(rounds)), base))
     return pd.concat(tables)
-
-
-def moved(folder: str | Path) -> str:
-    """What each single change is worth, as Markdown."""
-    lines = ["| changed | worth, points | n |", "|---|---|---|"]
-    names = tuple(METHODS[m].label for m in (*TABLE_III, *TABLE_V, "dpf"))
-    for change, row in moves(folder).iterrows():
-        name = f"{label(VERSION_OF[change])}: the released code" if change in VERSION_OF else change
-        name = name if name.startswith(names) else f"FedDIP, {name}"
-        lines.append(f"| {name} | {signed(row['mean'], row['std'])} | {row['n']:.0f} |")
-    return "\n".join(lines)
 
 
 def both_splits(folder: str | Path, dataset: str, preset: str = "laptop") -> pd.DataFrame:

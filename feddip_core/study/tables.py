@@ -19,6 +19,7 @@ from ..experiment import COMMON, HOW, Experiment
 from ..layout import Layout
 from ..methods.released.billing import MEBI
 from ..presets import CLASSES
+from .verdicts import judged
 from .wanted import PAPER, PAPER_DATA, TABLE_III, TABLE_V, Wanted, reduced, wanted
 
 RELEASED_MEBIBITS = ["downlink_mebibits_released", "uplink_mebibits_released"]
@@ -117,10 +118,26 @@ def over_seeds(values: pd.Series, labels: Mapping | list) -> pd.DataFrame:
 
 
 def worth(values: pd.Series, base: Mapping[str, str]) -> pd.DataFrame:
-    """mean, std and n of value(label) − value(base of the label), over the seeds that both have."""
+    """value(label) − value(base of the label), judged over the seeds that both have."""
     by_seed = values.unstack("seed").reindex(sorted({*base, *base.values()}))
-    pairs = {label: by_seed.loc[label] - by_seed.loc[other] for label, other in base.items()}
-    return over_seeds(pd.DataFrame(pairs).rename_axis(columns="label").unstack(), base)
+    return pd.DataFrame({label: judged(by_seed.loc[label] - by_seed.loc[other]) for label, other in base.items()}).T
+
+
+def same_seeds(*tables: pd.DataFrame) -> list[int]:
+    """The seeds that every label of these rounds has: the only ones that a figure may show side by side."""
+    own = [set(seeds) for rounds in tables for _, seeds in rounds.groupby("label")["seed"]]
+    return sorted(set.intersection(*own)) if own else []
+
+
+def of_seeds(rounds: pd.DataFrame, seeds: list[int]) -> pd.DataFrame:
+    """The rounds of these seeds alone."""
+    return rounds[rounds["seed"].isin(seeds)].reset_index(drop=True)
+
+
+def drawn(wanted: Wanted, seeds: list[int]) -> str:
+    """What stands above a figure: its seeds, and in what its runs are reduced."""
+    named = f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}" if seeds else "no seed that all have"
+    return "; ".join(filter(None, [named, reduced(wanted)]))
 
 
 def searched(result: str, preset: str, dataset: str, folder: str | Path, statistic: str) -> pd.DataFrame:
@@ -154,11 +171,6 @@ def shown(mean: float, std: float = float("nan")) -> str:
     if pd.isna(mean):
         return "–"
     return f"{mean:.2f}" if pd.isna(std) else f"{mean:.2f} ± {std:.2f}"
-
-
-def signed(mean: float, std: float = float("nan")) -> str:
-    """A difference, with its spread if it has one."""
-    return "–" if pd.isna(mean) else ("+" if mean >= 0 else "") + shown(mean, std)
 
 
 # What they sent.

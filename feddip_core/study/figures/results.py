@@ -101,6 +101,24 @@ def versions(ours: pd.DataFrame, released: pd.DataFrame, paper: Mapping) -> Figu
     return figure
 
 
+def distances(sides: Mapping[str, pd.DataFrame], reach: float = 8) -> Figure:
+    """ours − paper for each number of the paper, with its interval, a panel per set of rules. One seed: an open dot."""
+    with plt.rc_context(STYLE):
+        rows = next(iter(sides.values())).index
+        figure, axes = plt.subplots(1, len(sides), figsize=(11, 0.26 * len(rows) + 1.2), sharey=True,
+                                    layout="constrained")  # fmt: skip
+        for ax, (title, own) in zip(axes, sides.items(), strict=True):
+            for i, ((_, method), row) in enumerate(own.iterrows()):
+                shade, one = colour(method), row["n"] == 1
+                ax.plot(row["mean"], i, "o", color=shade, markerfacecolor="white" if one else shade)
+                ax.plot([max(row["low"], -reach), min(row["high"], reach)], [i, i], color=shade, linewidth=1.5)
+            ax.axvline(0, color="#555555", linewidth=1)
+            ax.set(title=f"{title}, points from the paper's value", xlim=(-reach, reach))
+        axes[0].set(yticks=range(len(rows)), yticklabels=[f"{name}: {label(method)}" for name, method in rows])
+        axes[0].set_ylim(len(rows) - 0.5, -0.5)
+    return figure
+
+
 def cost_curves(ax: Axes, rounds: pd.DataFrame, cost: pd.Series, smooth: int = 1) -> Axes:
     """Accuracy against everything sent so far, mean over seeds. A dot marks the end of a run."""
     sent = rounds.assign(cost=cost).groupby(["label", "round"], sort=False)["cost"].mean()

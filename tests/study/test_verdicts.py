@@ -1,0 +1,140 @@
+"""Verdicts by hand, and every sentence that compares held to them: a changed record changes the sentence."""
+
+import math
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+
+from feddip_core.engine.records import OWN_RECORDS, folder_of
+from feddip_core.experiment import Experiment
+from feddip_core.method import METHODS
+from feddip_core.study import readme, reproduction, results, verdicts
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def judged(*differences):
+    return verdicts.judged(pd.Series(differences, dtype=float))
+
+
+@pytest.mark.parametrize(
+    "differences, low, high, verdict",
+    [
+        ((1, 2, 3), -0.484, 4.484, "cannot be told apart"),  # 2 ± 4.3027 / √3
+        ((1.5, 2, 2.5), 0.758, 3.242, "above"),
+        ((-1.5, -2, -2.5), -3.242, -0.758, "below"),
+        ((1, 2), -4.853, 7.853, "cannot be told apart"),  # 1.5 ± 12.706 · 0.5
+        ((2, 2, 2), 2, 2, "above"),
+        ((0, 0, 0), 0, 0, "cannot be told apart"),
+    ],
+)
+def test_a_paired_interval_by_hand(differences, low, high, verdict):
+    row = judged(*differences)
+    assert (row["low"], row["high"]) == pytest.approx((low, high), abs=5e-4)
+    assert (row["verdict"], row["n"], row["df"]) == (verdict, len(differences), len(differences) - 1)
+
+
+def test_one_seed_is_no_verdict_and_a_seed_without_partner_does_not_count():
+    assert judged(2, math.nan)[["n", "verdict"]].tolist() == [1, "one seed"]
+    assert judged(math.nan)[["n", "verdict"]].tolist() == [0, "no run"]
+    values = pd.DataFrame({0: [3.0, 1.0], 1: [2.0, math.nan]}, index=["a", "b"])
+    row = verdicts.pairs(values, pd.Series({"a": 1.0, "b": 2.0})).loc[("b", "a")]
+    assert row[["mean", "n", "verdict"]].tolist() == [-2, 1, "one seed"]
+
+
+def test_the_words_are_those_of_the_verdict():
+    said = {row["verdict"]: verdicts.sentence("A", "B", row) for row in (
+        judged(1.5, 2, 2.5), judged(-1.5, -2, -2.5), judged(1, 2, 3), judged(2), judged())}  # fmt: skip
+    assert said == {
+        "above": "A ends above B: +2.00 [+0.76, +3.24] points (n = 3, 2 degrees of freedom).",
+        "below": "A ends below B: -2.00 [-3.24, -0.76] points (n = 3, 2 degrees of freedom).",
+        "cannot be told apart": "A and B cannot be told apart: "
+        "+2.00 [-0.48, +4.48] points (n = 3, 2 degrees of freedom).",
+        "one seed": "A against B: one seed, +2.00 points. One seed is no verdict.",
+        "no run": "A against B: no seed has both yet.",
+    }
+
+
+@pytest.mark.parametrize(
+    "method, ours, released, status",
+    [
+        ("feddip", (-0.3, 0.1, 0.2), (5, 5, 6), "reproduced"),
+        ("feddip", (-1.0, -1.1, -1.2), (-0.3, 0.1, 0.2), "by the released code only"),
+        ("feddip", (-1.0, -1.1, -1.2), (2.0, 2.1, 2.2), "not reproduced"),
+        ("feddip", (-1.0, -1.1, -1.2), (0.1,), "cannot be told yet"),
+        ("snip", (-1.0, -1.1, -1.2), (), "not reproduced"),  # the released code has no version that is run
+        ("snip", (0.1,), (), "cannot be told yet"),
+        ("snip", (-1.0, 1.0), (), "cannot be told yet"),  # ± 12.7 points has everything inside
+    ],
+)
+def test_when_a_number_counts_as_reproduced(method, ours, released, status):
+    assert reproduction.status(method, judged(*ours), judged(*released)) == status
+
+
+def test_a_figure_shows_the_seeds_that_all_its_runs_have():
+    rounds = pd.DataFrame({"label": ["a", "a", "b"], "seed": [0, 1, 0]})
+    more = pd.DataFrame({"label": ["c", "c"], "seed": [1, 0]})
+    assert results.same_seeds(rounds, more) == [0]
+    assert results.same_seeds(more) == [0, 1] and results.same_seeds(rounds.iloc[:0]) == []
+    assert results.of_seeds(rounds, [0])["label"].tolist() == ["a", "b"]
+    wanted = results.wanted("accuracy", "paper", "fashion_mnist")
+    assert [results.drawn(wanted, seeds) for seeds in ([0, 1], [0], [])] == [
+        "seeds 0, 1", "seed 0", "no seed that all have",
+    ]  # fmt: skip
+
+
+def outputs_of(name):
+    cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
+    found = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    return "\n".join(data["text/markdown"] for data in found if "text/markdown" in data)
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """The records of the repository, but for one of FedDIP's, which is ten points better."""
+    runs = tmp_path_factory.mktemp("outputs") / "runs"
+    shutil.copytree(OWN_RECORDS, runs)
+    metrics = folder_of(Experiment.preset("paper"), runs) / "metrics.csv"
+    table = pd.read_csv(metrics)
+    table["test_accuracy"] += 0.1
+    table.to_csv(metrics, index=False)
+    return runs
+
+
+def test_a_changed_record_changes_what_readme_and_reproduction_say(changed):
+    text = (ROOT / "README.md").read_text()
+    assert readme.renewed(text) == text
+    assert readme.renewed(text, changed) != text
+    said = {
+        runs: results.compare(results.compared(runs), "Table III", "feddip", "feddp") for runs in (OWN_RECORDS, changed)
+    }
+    assert said[OWN_RECORDS] in outputs_of("reproduction") and said[OWN_RECORDS] in text
+    assert said[changed] not in outputs_of("reproduction") and said[changed] not in text
+
+
+WORDS = r"above|below|better|worse|ahead|behind|more accurate|less accurate|leads?|outperforms?|beats?|level with"
+
+
+def comparisons(text):
+    """Sentences that name a method and compare, outside of what is generated."""
+    text = re.sub(r"(?s)<!-- (\w+) -->.*?<!-- end of \1 -->", "", text)
+    names = "|".join(re.escape(method.label) for method in METHODS.values() if method.label)
+    sentences = re.split(r"(?<=[.:])\s+|\n", text)
+    return [s for s in sentences if re.search(rf"\b({names})\b", s) and re.search(rf"\b({WORDS})\b", s)]
+
+
+def test_no_sentence_that_compares_is_written_by_hand():
+    assert comparisons("FedDIP ends above FedDP.") and not comparisons(
+        "<!-- a -->\nFedDIP above FedDP\n<!-- end of a -->"
+    )
+    text = (ROOT / "README.md").read_text()
+    assert comparisons(text[text.index("## Results") : text.index("## Every method, thirty rounds")]) == []
+    cells = nbformat.read(ROOT / "notebooks" / "reproduction.ipynb", as_version=4).cells
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    # The runs of reduced size have one seed; test_results.py holds what is said of them to the records.
+    prose = prose[: prose.index("## CIFAR at a reduced size")] + prose[prose.index("## What we saw") :]
+    assert comparisons(prose) == []
