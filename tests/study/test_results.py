@@ -323,6 +323,7 @@ def test_a_penalty_is_the_best_of_its_grid():
     assert float(best) == results.found("fashion_mnist", "prunetrain")["lambda_max"]
 
 
+@pytest.mark.slow
 def test_the_headline_has_a_row_for_each_claim_of_the_paper(tmp_path):
     lines = results.headline(results.compared(tmp_path)).splitlines()
     assert len(lines) == 2 + 7 + 3
@@ -402,6 +403,7 @@ def told():
     return "\n".join([(ROOT / "README.md").read_text(), *(c.source for c in cells if c.cell_type == "markdown")])
 
 
+@pytest.mark.slow
 def test_the_reasons_that_are_given_for_what_did_not_reproduce_are_in_the_records():
     """Beyond the tables that are made from the records."""
     text = told()
@@ -480,6 +482,7 @@ def test_the_reasons_that_are_given_for_what_did_not_reproduce_are_in_the_record
     assert (late == 0).all()
 
 
+@pytest.mark.slow
 def test_what_is_said_of_the_reduced_runs_is_in_the_records():
     text = told()
     rounds, ends = {}, {}
