@@ -55,7 +55,7 @@ check: lint
 
 test: lint
 	$(QUIET) $(BIN)/pytest -rs $(SPREAD) --dist loadgroup tests
-	$(QUIET) $(BIN)/pytest $(SPREAD) --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout 300 notebooks
+	$(QUIET) $(BIN)/pytest $(SPREAD) --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout 1800 notebooks
 
 torture: $(INSTALLED)
 	$(QUIET) PYTHONPATH=tests/engine:tests/flower $(BIN)/python tests/torture.py $(OPTIONS)
