@@ -1,6 +1,7 @@
 # make reproduce   run every notebook headlessly on embedded data; results in outputs/toy
 # make test        lint, types, unit tests, every notebook: about ten minutes on two cores
 # make check       lint, types and the fast tests: under two minutes
+# make torture     ten minutes of random kills, damaged files, hostile clients and random experiments: what held
 # make lab         JupyterLab on the collection
 # make benchmark   a round against a bare PyTorch loop; workers, start-up, growth, a thousand clients on Flower;
 #                    results in outputs/benchmarks
@@ -38,7 +39,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce lint check test lab benchmark benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site notebooks lock clean
+.PHONY: reproduce lint check test torture lab benchmark benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site notebooks lock clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -54,7 +55,10 @@ check: lint
 
 test: lint
 	$(QUIET) $(BIN)/pytest -rs $(SPREAD) --dist loadgroup tests
-	$(QUIET) $(BIN)/pytest $(SPREAD) --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout 300 notebooks
+	$(QUIET) $(BIN)/pytest $(SPREAD) --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout 1800 notebooks
+
+torture: $(INSTALLED)
+	$(QUIET) PYTHONPATH=tests/engine:tests/flower $(BIN)/python tests/torture.py $(OPTIONS)
 
 lab: $(INSTALLED)
 	$(BIN)/jupyter lab --notebook-dir=notebooks

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import nbformat
 import pandas as pd
-import papermill
 import pytest
 import torch
 import yaml
@@ -196,7 +195,7 @@ def test_live_curves_show_it(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_batch_runs_it_by_name_with_its_settings(yours, tmp_path, monkeypatch):
+def test_a_batch_has_papermill_run_it_by_name_with_its_settings(yours, tmp_path, monkeypatch):
     from feddip_core.batch.command import main as batch
 
     monkeypatch.chdir(tmp_path)
@@ -210,16 +209,6 @@ def test_a_batch_runs_it_by_name_with_its_settings(yours, tmp_path, monkeypatch)
         batch([*command, "--set", "shares=1"])
     with pytest.raises(SystemExit):
         batch(["--methods", "__main__:Local", "--out", str(tmp_path / "out")])
-
-
-@pytest.mark.slow
-def test_papermill_runs_it_by_name_with_its_settings(yours, tmp_path):
-    given = dict(method=yours, settings=SMALL | dict(share=0.25), out=str(tmp_path))
-    papermill.execute_notebook(
-        str(ROOT / "notebooks" / "experiment.ipynb"), str(tmp_path / "out.ipynb"), given,
-        kernel_name="python3", cwd=str(ROOT / "notebooks"), progress_bar=False, execution_timeout=600,
-    )  # fmt: skip
-    assert load_runs(tmp_path / "runs")["share"].unique().tolist() == [0.25]
 
 
 def test_flower_runs_it_to_the_same_bits(yours, tmp_path):

@@ -23,7 +23,7 @@ from ..engine import records
 from ..experiment import Experiment
 
 APP = Path(__file__).parent.parent.parent  # with the pyproject.toml that `flwr run` reads
-STARTING = 60  # seconds for a SuperLink to listen
+STARTING = 300  # seconds for a SuperLink to listen, on a busy machine
 
 
 class Deployment:
@@ -119,7 +119,7 @@ class Deployment:
         """The answer of Flower's command."""
         done = subprocess.run(
             [tool("flwr"), *map(str, words), "--format", "json"],
-            capture_output=True, text=True, env=self._environment(), cwd=self.folder, timeout=120,
+            capture_output=True, text=True, env=self._environment(), cwd=self.folder, timeout=600,
         )  # fmt: skip
         try:
             answer = json.loads(done.stdout)

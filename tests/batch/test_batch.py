@@ -185,27 +185,36 @@ def test_the_notebook_of_the_process_that_has_the_run_is_no_failure_of_this_one(
     assert not records.taken(experiment(rounds=3), tmp_path / "runs")
 
 
-@pytest.mark.slow
-def test_two_batches_never_take_the_same_run(tmp_path):
-    words = ["--methods", "feddip", "fedavg", "--set", "rounds=30", "local_epochs=1", "--jobs", "2", "--out", tmp_path]
-    both = [start(*words), start(*words)]
-    said = [process.communicate(timeout=LIMIT)[0] for process in both]
-    assert sum(text.count("done: ") for text in said) == 2, said
-    assert {process.returncode for process in both} <= {0, 3}
-    for method in ("feddip", "fedavg"):
-        exp = experiment(method, rounds=30)
-        kept = json.loads((records.folder_of(exp, tmp_path / "runs") / "provenance.json").read_text())
-        assert kept["rounds_done"] == 30 and "resumed" not in kept
-
-
-@pytest.mark.slow
-def test_ctrl_c_stops_it_cleanly_and_the_same_command_resumes(tmp_path, monkeypatch):
-    exp = experiment("own_methods:Waits", rounds=4)
-    words = ["--methods", "own_methods:Waits", "--set", "rounds=4", "local_epochs=1", "--out", tmp_path]
-    wait, path = tmp_path / "wait", [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("FEDDIP_WAITS", str(wait))
+@pytest.fixture
+def waits(tmp_path, monkeypatch):
+    """A file; as long as it is there, the third round of `own_methods:Waits` does not end."""
+    file, path = tmp_path / "wait", [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("FEDDIP_WAITS", str(file))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
-    wait.touch()
+    file.touch()
+    return file
+
+
+WAITS = ["--methods", "own_methods:Waits", "--set", "rounds=4", "local_epochs=1"]
+
+
+@pytest.mark.slow
+def test_two_batches_never_take_the_same_run(tmp_path, waits):
+    both = [start(*WAITS, "--out", tmp_path) for _ in range(2)]
+    while all(process.poll() is None for process in both):  # one has the run and waits, the other finds it taken
+        time.sleep(0.05)
+    waits.unlink()
+    said = [process.communicate(timeout=LIMIT)[0] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 3], said
+    assert sum(text.count("done: ") for text in said) == 1, said
+    exp = experiment("own_methods:Waits", rounds=4)
+    kept = json.loads((records.folder_of(exp, tmp_path / "runs") / "provenance.json").read_text())
+    assert kept["rounds_done"] == 4 and "resumed" not in kept
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_it_cleanly_and_the_same_command_resumes(tmp_path, waits):
+    exp, words = experiment("own_methods:Waits", rounds=4), [*WAITS, "--out", tmp_path]
     process = start(*words)
     while not records.progress(exp, tmp_path / "runs")[0] and process.poll() is None:
         time.sleep(0.05)
@@ -216,7 +225,7 @@ def test_ctrl_c_stops_it_cleanly_and_the_same_command_resumes(tmp_path, monkeypa
     done, whole = records.progress(exp, tmp_path / "runs")
     assert 0 < done < 3 and not whole
     assert not records.taken(exp, tmp_path / "runs")  # nobody is left
-    wait.unlink()
+    waits.unlink()
     process = start(*words)
     said = process.communicate(timeout=LIMIT)[0]
     assert process.returncode == 0, said

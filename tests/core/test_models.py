@@ -14,7 +14,7 @@ CASES = {  # parameters, prunable weights, prunable layers, kept at s_p, s_p
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["lenet5", "resnet18", pytest.param("alexnet", marks=pytest.mark.slow)])
 def test_parameters_are_the_papers(name):
     classes, n, n_w, layers, kept, s_p = CASES[name]
     with torch.device("meta"):  # which spares the draws

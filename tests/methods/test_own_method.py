@@ -42,15 +42,13 @@ def test_run_takes_the_class_itself(tiny, tmp_path):
     assert records.folder_of(held.experiment, tmp_path).name.endswith(f"Held-seed0-{held.experiment.run_id}")
 
 
-@pytest.mark.slow
 def test_half_is_kept_by_a_method_in_a_module(tiny, mini, tmp_path):
-    """Resumed after a round, and trained by workers, to the same bits."""
+    """Resumed after a round to the same bits; test_your_method.py has one that workers train."""
     exp = tiny(own_methods.Half, rounds=3, clients=60)
     assert exp.method == "own_methods:Half"
     whole = run(exp)
     run(exp, out=tmp_path, until=1)
     assert same(run(exp, out=tmp_path), whole)
-    assert same(run(exp, workers=2), whole)
     assert whole.metrics["sparsity"].tolist() == pytest.approx([0.5] * 3, abs=1e-4)
     n, n_w, kept = 15_738, 15_615, 7_807  # a LeNet-5 of half the width
     layout = assemble(exp, mini).clients.layout

@@ -111,6 +111,7 @@ def test_figures_of_many_methods(runs):
     plt.close(figure)
 
 
+@pytest.mark.slow
 def test_a_saved_figure_has_the_same_bytes_twice(runs, tmp_path):
     for name in ("a", "b"):
         figure = figures.quickstart(runs, clients_per_round=2)

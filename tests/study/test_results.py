@@ -324,6 +324,7 @@ def test_a_penalty_is_the_best_of_its_grid():
     assert float(best) == results.found("fashion_mnist", "prunetrain")["lambda_max"]
 
 
+@pytest.mark.slow
 def test_the_headline_has_a_row_for_each_claim_of_the_paper(tmp_path):
     lines = results.headline(results.compared(tmp_path)).splitlines()
     assert len(lines) == 2 + 7 + 3
@@ -368,6 +369,7 @@ def told():
     return "\n".join([(ROOT / "README.md").read_text(), *(c.source for c in cells if c.cell_type == "markdown")])
 
 
+@pytest.mark.slow
 def test_what_the_prose_says_beside_the_verdicts_is_in_the_records():
     """Sentences that compare are made from verdicts (test_verdicts.py); these are facts about the runs themselves."""
     text = told()
@@ -385,6 +387,7 @@ def test_what_the_prose_says_beside_the_verdicts_is_in_the_records():
     assert round(grid.max() - grid.min(), 1) == 0.2 and "the five values lie 0.2 points apart" in text
 
 
+@pytest.mark.slow
 def test_what_is_said_of_the_reduced_runs_is_in_the_records():
     text = told()
     rounds, ends = {}, {}
