@@ -23,6 +23,7 @@ from .streams import global_stream, stream
 Forward = Callable[[Tensor, Mapping[str, Tensor], Tensor], Tensor]
 Gradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 Term = Callable[[Tensor, Tensor], None]
+Loss = Callable[..., Tensor]
 
 
 def eager_gradient(forward: Forward, statistics: Mapping[str, Tensor], loss_of=F.cross_entropy) -> Gradient:
@@ -125,9 +126,7 @@ class Clients:
         order = stream(self.exp.seed, purpose, t, n)
         return data.batches(self.data, self.parts[n], self.exp.batch_size, epochs, order)
 
-    def gradient(
-        self, statistics: Tensor | None = None, loss_of: Callable[..., Tensor] = F.cross_entropy, t: int = 0
-    ) -> Gradient:
+    def gradient(self, statistics: Tensor | None = None, loss_of: Loss = F.cross_entropy, t: int = 0) -> Gradient:
         """(u, x, y) -> loss and ∇loss at u in round t; batch norms update these statistics in place, unless frozen."""
         if self.kernel and loss_of is F.cross_entropy:
             return self.kernel.gradient
@@ -144,11 +143,14 @@ class Clients:
 
     def train_(
         self, w: Tensor, m: Mask | None, batches: Iterable[tuple[Tensor, Tensor]], t: int = 0,
-        statistics: Tensor | None = None, **step: Any,
+        statistics: Tensor | None = None, terms: Sequence[Term] = (), feedback: bool = True,
     ) -> Tensor:  # fmt: skip
         """Take a step on each batch, as round t does, and return their mean loss."""
         flat = self.layout.flat_mask(m, like=w) if m else None
-        return train_(w, flat, self.gradient(statistics, t=t), batches, **self.rates(t), **step)
+        # Feedback moves pruned weights, and a term may read their gradients. Otherwise a kernel may leave them out.
+        skips = self.kernel and flat is not None and not feedback and not terms
+        gradient = self.kernel.gradient_of(flat) if skips else self.gradient(statistics, t=t)
+        return train_(w, flat, gradient, batches, **self.rates(t), terms=terms, feedback=feedback)
 
     def rates(self, t: int) -> dict[str, float]:
         """η_t and the rest of what SGD needs."""
@@ -157,9 +159,8 @@ class Clients:
         return dict(eta=eta, weight_decay=exp.weight_decay, momentum=exp.momentum)
 
     def batch_gradient(
-        self, w: Tensor, n: int, t: int, purpose: str, loss_of: Callable[..., Tensor] = F.cross_entropy,
-        statistics: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, w: Tensor, n: int, t: int, purpose: str, loss_of: Loss = F.cross_entropy, statistics: Tensor | None = None
+    ) -> Tensor:
         """The gradient at w on one batch of client n."""
         x, y = next(self.batches(n, t, purpose))
         with global_stream(self.device, self.exp.seed, purpose, t, n):

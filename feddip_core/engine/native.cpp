@@ -1,9 +1,10 @@
 // Cross-entropy of LeNet-5 and its gradient, for one batch, in single precision.
 //
 // LANES samples stand side by side as the innermost axis, so that every multiply-add is a vector of samples times one
-// weight. Convolution, bias, ReLU and max-pool are one pass, with the arg-max kept for the way back. A convolution runs
-// over its weights that are not zero: a sparse model is cheaper on the way forward, and from layer to layer on the way
-// back. The gradient of the weights is dense, since error feedback needs that of a pruned weight too.
+// weight. Convolution, bias, ReLU and max-pool are one pass, with the arg-max kept for the way back. A layer runs over
+// its weights that are not zero, forward and back: a sparse model is cheaper. So is the gradient of the weights, if a
+// mask says which of them it is wanted for; error feedback wants all. What is left out would add zeros: the sums are the
+// same, to the bit.
 //
 // Shapes come as macros: CHANNELS, SIZE (of a square image), C1, C2 (channels), H1, H2 (hidden units), CLASSES.
 
@@ -11,11 +12,15 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX512F__
+#if defined __AVX512F__
 constexpr int LANES = 16, BLOCK = 4;
-#else
+#elif defined __AVX2__
 constexpr int LANES = 8, BLOCK = 2;
+#else  // NEON and SSE2 among others
+constexpr int LANES = 4, BLOCK = 4;
 #endif
+constexpr int GROUP = 8;  // sums that run side by side, so that none waits for its last addition
+#define EACH(j, n) _Pragma("GCC unroll 32") for (int j = 0; j < n; j++)
 
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
@@ -23,7 +28,7 @@ typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
 
 constexpr int P0 = SIZE + 4, S1 = SIZE / 2, S2 = S1 - 4, S3 = S2 / 2, FEATURES = C2 * S3 * S3;
 
-struct Tap { int at; float w; };
+struct Tap { int at; float w; };  // a weight that counts, since it is not zero or its gradient is wanted, and its place
 
 static float sum(V v) {
     float s = 0;
@@ -31,50 +36,10 @@ static float sum(V v) {
     return s;
 }
 
-constexpr int stretch(int n) {  // how much of a row is computed at once: its largest divisor with registers for it
-    int best = 1;
-    for (int d = 1; d <= 14; d++) if (n % d == 0 && d % 2 == 0) best = d;
+constexpr int share(int n, int most, int step = 1) {  // how many of n to compute at once: a divisor, without a rest
+    int best = step;
+    for (int d = step; d <= most; d += step) if (n % d == 0) best = d;
     return best;
-}
-
-// pooled[c][y][x] = max over 2×2 of ReLU(b[c] + Σ w[c][i][ky][kx] · in[i][y+ky][x+kx]); where: 0 to 3, the first largest
-template <int CIN, int COUT, int W>
-static void conv_pool(const V *in, const float *w, const float *b, V *pooled, I *where) {
-    constexpr int N = W - 4, X = stretch(N);
-    Tap taps[COUT][CIN * 25];
-    int count[COUT] = {};
-    for (int c = 0; c < COUT; c++)
-        for (int k = 0; k < CIN * 25; k++) {
-            const float value = w[c * CIN * 25 + k];
-            taps[c][count[c]] = {(k / 25 * W + k % 25 / 5) * W + k % 5, value};
-            count[c] += value != 0;
-        }
-    for (int y = 0; y < N; y += 2)
-        for (int x = 0; x < N; x += X)
-            for (int c = 0; c < COUT; c++) {
-                V z[2][X];
-                #pragma GCC unroll 16
-                for (int j = 0; j < X; j++) z[0][j] = z[1][j] = b[c] - V{};
-                for (int t = 0; t < count[c]; t++) {
-                    const V *row = in + y * W + x + taps[c][t].at;
-                    const V value = taps[c][t].w - V{};
-                    #pragma GCC unroll 16
-                    for (int j = 0; j < X; j++) z[0][j] += row[j] * value, z[1][j] += row[W + j] * value;
-                }
-                const int to = ((c * N + y) * N / 2 + x) / 2;
-                #pragma GCC unroll 16
-                for (int j = 0; j < X; j += 2) {
-                    const V rest[3] = {z[0][j + 1], z[1][j], z[1][j + 1]};
-                    V best = z[0][j];
-                    I at = {};
-                    for (int k = 0; k < 3; k++) {
-                        at = rest[k] > best ? I{} + k + 1 : at;
-                        best = rest[k] > best ? rest[k] : best;
-                    }
-                    pooled[to + j / 2] = best < 0 ? V{} : best;  // so written, a NaN stays one
-                    where[to + j / 2] = at;
-                }
-            }
 }
 
 // What reaches the two rows before the ReLU and the max-pool, from one row behind them.
@@ -86,126 +51,252 @@ static void unpool(const V *grad, const V *pooled, const I *where, V *rows) {
     }
 }
 
-// dw[c][i][ky][kx] += Σ dz[c][y][x] · in[i][y+ky][x+kx] over two rows y, for B channels c
-template <int CIN, int W, int B>
-static void weights_gradient(const V *in, const V *dz, int channel, V *dw) {
-    constexpr int N = W - 4;
-    for (int i = 0; i < CIN; i++)
-        for (int ky = 0; ky < 5; ky++) {
-            V sums[B][5];
-            #pragma GCC unroll 8
-            for (int c = 0; c < B; c++)
-                #pragma GCC unroll 5
-                for (int k = 0; k < 5; k++) sums[c][k] = dw[(c * CIN + i) * 25 + ky * 5 + k];
-            for (int y = 0; y < 2; y++) {
-                const V *row = in + (i * W + y + ky) * W;
-                for (int x = 0; x < N; x++)
-                    #pragma GCC unroll 8
-                    for (int c = 0; c < B; c++) {
-                        const V d = dz[c * channel + y * N + x];
-                        #pragma GCC unroll 5
-                        for (int k = 0; k < 5; k++) sums[c][k] += d * row[x + k];
-                    }
+// A convolution of 5×5 without padding, of W×W images.
+template <int CIN, int COUT, int W>
+struct Conv {
+    static constexpr int K = CIN * 25, N = W - 4, X = share(N, 14, 2), B = share(COUT, BLOCK);
+    Tap taps[COUT][K + GROUP], back[K][COUT];  // by output channel; by input channel, ky and kx
+    int which[COUT][K + GROUP], count[COUT], backs[K];
+    bool sparse;  // whether the gradient is that of the taps alone
+    V dw[COUT][K + 1], db[COUT];  // gradients, over the batch's tiles but not yet over the lanes
+
+    void read(const float *w, const float *wanted) {
+        int all = 0;
+        std::memset(backs, 0, sizeof backs);
+        for (int c = 0; c < COUT; c++) {
+            int n = 0;
+            for (int k = 0; k < K; k++) {
+                const float value = w[c * K + k];
+                taps[c][n] = {(k / 25 * W + k % 25 / 5) * W + k % 5, value};
+                which[c][n] = k;
+                n += value != 0 || (wanted && wanted[c * K + k] != 0);
             }
-            #pragma GCC unroll 8
-            for (int c = 0; c < B; c++)
-                #pragma GCC unroll 5
-                for (int k = 0; k < 5; k++) dw[(c * CIN + i) * 25 + ky * 5 + k] = sums[c][k];
+            for (int t = 0; t < n; t++) {
+                const int k = which[c][t];
+                back[k][backs[k]++] = {(c * N - k % 25 / 5) * N, taps[c][t].w};
+            }
+            all += count[c] = n;
+            for (; n % GROUP; n++) taps[c][n] = {0, 0}, which[c][n] = K;  // a sum that nobody reads
         }
-}
-
-template <int CIN, int COUT, int W>
-static void conv_gradient(const V *in, const V *dz, int channel, V *dw, V *db) {
-    constexpr int blocks = COUT / BLOCK * BLOCK;
-    for (int c = 0; c < blocks; c += BLOCK)
-        weights_gradient<CIN, W, BLOCK>(in, dz + c * channel, channel, dw + c * CIN * 25);
-    for (int c = blocks; c < COUT; c++) weights_gradient<CIN, W, 1>(in, dz + c * channel, channel, dw + c * CIN * 25);
-    for (int c = 0; c < COUT; c++)
-        for (int x = 0; x < 2 * (W - 4); x++) db[c] += dz[c * channel + x];
-}
-
-// din[i][y+ky][x+kx] = Σ dz[c][y][x] · w[c][i][ky][kx]
-template <int CIN, int COUT, int W>
-static void conv_input_gradient(const V *dz, const float *w, V *din) {
-    constexpr int N = W - 4;
-    Tap taps[CIN][5][5][COUT];  // by input channel, ky and kx
-    int count[CIN][5][5] = {};
-    for (int k = 0; k < COUT * CIN * 25; k++) {
-        const int c = k / (CIN * 25), i = k / 25 % CIN, ky = k % 25 / 5, kx = k % 5;
-        int &n = count[i][ky][kx];
-        taps[i][ky][kx][n] = {(c * N - ky) * N, w[k]};
-        n += w[k] != 0;
+        sparse = wanted && all < COUT * K * 3 / 4;
+        std::memset(dw, 0, sizeof dw);
+        std::memset(db, 0, sizeof db);
     }
-    for (int y = 0; y < W; y++)
-        for (int i = 0; i < CIN; i++) {
-            V sums[W] = {};
-            for (int ky = y < N ? 0 : y - N + 1; ky < 5 && ky <= y; ky++)
-                #pragma GCC unroll 5
-                for (int kx = 0; kx < 5; kx++)
-                    for (int t = 0; t < count[i][ky][kx]; t++) {
-                        const V *row = dz + taps[i][ky][kx][t].at + y * N;
-                        const V value = taps[i][ky][kx][t].w - V{};
-                        #pragma GCC unroll 32
-                        for (int x = 0; x < N; x++) sums[x + kx] += row[x] * value;
+
+    // pooled[c][y][x] = max over 2×2 of ReLU(b[c] + Σ w[c][i][ky][kx] · in[i][y+ky][x+kx]); where: the first largest, 0–3
+    void forward(const V *in, const float *b, V *pooled, I *where) const {
+        for (int y = 0; y < N; y += 2)
+            for (int x = 0; x < N; x += X)
+                for (int c = 0; c < COUT; c++) {
+                    V z[2][X];
+                    row(in + y * W + x, c, b[c], z[0]);
+                    row(in + (y + 1) * W + x, c, b[c], z[1]);
+                    const int to = ((c * N + y) * N / 2 + x) / 2;
+                    #pragma GCC unroll 16
+                    for (int j = 0; j < X; j += 2) {
+                        const V rest[3] = {z[0][j + 1], z[1][j], z[1][j + 1]};
+                        V best = z[0][j];
+                        I at = {};
+                        for (int k = 0; k < 3; k++) {
+                            at = rest[k] > best ? I{} + k + 1 : at;
+                            best = rest[k] > best ? rest[k] : best;
+                        }
+                        pooled[to + j / 2] = best < 0 ? V{} : best;  // so written, a NaN stays one
+                        where[to + j / 2] = at;
                     }
-            #pragma GCC unroll 32
-            for (int x = 0; x < W; x++) din[(i * W + y) * W + x] = sums[x];
+                }
+    }
+
+    void row(const V *in, int c, float b, V *z) const {
+        V sums[X];
+        EACH(j, X) sums[j] = b - V{};
+        for (int t = 0; t < count[c]; t++) {
+            const V *from = in + taps[c][t].at;
+            const V value = taps[c][t].w - V{};
+            EACH(j, X) sums[j] += from[j] * value;
         }
-}
-
-// out[o] = b[o] + Σ w[o][k] · in[k], with ReLU or without, B outputs at a time
-template <int O, int K, int B = 8, int FROM = 0>
-static void linear(const V *in, const float *w, const float *b, V *out, bool relu) {
-    constexpr int TO = FROM + (O - FROM) / B * B;
-    for (int o = FROM; o < TO; o += B) {
-        V sums[B];
-        #pragma GCC unroll 8
-        for (int j = 0; j < B; j++) sums[j] = b[o + j] - V{};
-        for (int k = 0; k < K; k++)
-            #pragma GCC unroll 8
-            for (int j = 0; j < B; j++) sums[j] += in[k] * w[(o + j) * K + k];
-        for (int j = 0; j < B; j++) out[o + j] = relu ? (sums[j] < 0 ? V{} : sums[j]) : sums[j];
+        EACH(j, X) z[j] = sums[j];
     }
-    if constexpr (TO < O) linear<O, K, 1, TO>(in, w, b, out, relu);
-}
 
-// din[k] = Σ d[o] · w[o][k], B inputs at a time
-template <int O, int K, int B = 8, int FROM = 0>
-static void linear_input_gradient(const V *d, const float *w, V *din) {
-    constexpr int TO = FROM + (K - FROM) / B * B;
-    for (int k = FROM; k < TO; k += B) {
-        V sums[B] = {};
-        for (int o = 0; o < O; o++)
-            #pragma GCC unroll 8
-            for (int j = 0; j < B; j++) sums[j] += d[o] * w[o * K + k + j];
-        for (int j = 0; j < B; j++) din[k + j] = sums[j];
+    // dw[c][i][ky][kx] += Σ dz[c][y][x] · in[i][y+ky][x+kx] over some rows y
+    void gradient(const V *in, const V *dz, int channel, int rows) {
+        if (sparse)
+            for (int c = 0; c < COUT; c++) of_taps(in, dz + c * channel, c, rows);
+        else
+            for (int c = 0; c < COUT; c += B) of_all(in, dz + c * channel, channel, c, rows);
+        for (int c = 0; c < COUT; c += GROUP) {
+            V sums[GROUP];
+            const V *from[GROUP];
+            EACH(j, GROUP) sums[j] = db[last(c + j)], from[j] = dz + last(c + j) * channel;
+            for (int x = 0; x < rows * N; x++) EACH(j, GROUP) sums[j] += from[j][x];
+            EACH(j, GROUP) db[last(c + j)] = sums[j];
+        }
     }
-    if constexpr (TO < K) linear_input_gradient<O, K, 1, TO>(d, w, din);
-}
 
-// dw[o][k] += Σ over the samples of d[o] · in[k]: here k is innermost, so the inputs are transposed first
+    static int last(int c) { return c < COUT ? c : COUT - 1; }  // what is computed twice is the same twice
+
+    void of_all(const V *in, const V *dz, int channel, int first, int rows) {
+        for (int i = 0; i < CIN; i++)
+            for (int ky = 0; ky < 5; ky++) {
+                V sums[B][5];
+                EACH(c, B) EACH(k, 5) sums[c][k] = dw[first + c][i * 25 + ky * 5 + k];
+                for (int y = 0; y < rows; y++) {
+                    const V *row = in + (i * W + y + ky) * W;
+                    for (int x = 0; x < N; x++)
+                        EACH(c, B) {
+                            const V d = dz[c * channel + y * N + x];
+                            EACH(k, 5) sums[c][k] += d * row[x + k];
+                        }
+                }
+                EACH(c, B) EACH(k, 5) dw[first + c][i * 25 + ky * 5 + k] = sums[c][k];
+            }
+    }
+
+    void of_taps(const V *in, const V *dz, int c, int rows) {
+        for (int t = 0; t < count[c]; t += GROUP) {
+            V sums[GROUP];
+            const V *from[GROUP];
+            EACH(j, GROUP) sums[j] = dw[c][which[c][t + j]], from[j] = in + taps[c][t + j].at;
+            for (int y = 0; y < rows; y++)
+                for (int x = 0; x < N; x++) {
+                    const V d = dz[y * N + x];
+                    EACH(j, GROUP) sums[j] += d * from[j][y * W + x];
+                }
+            EACH(j, GROUP) dw[c][which[c][t + j]] = sums[j];
+        }
+    }
+
+    // din[i][y+ky][x+kx] = Σ dz[c][y][x] · w[c][i][ky][kx]
+    void input_gradient(const V *dz, V *din) const {
+        for (int y = 0; y < W; y++)
+            for (int i = 0; i < CIN; i++) {
+                V sums[W] = {};
+                for (int ky = y < N ? 0 : y - N + 1; ky < 5 && ky <= y; ky++)
+                    #pragma GCC unroll 5
+                    for (int kx = 0; kx < 5; kx++) {
+                        const int k = i * 25 + ky * 5 + kx;
+                        for (int t = 0; t < backs[k]; t++) {
+                            const V *row = dz + back[k][t].at + y * N;
+                            const V value = back[k][t].w - V{};
+                            EACH(x, N) sums[x + kx] += row[x] * value;
+                        }
+                    }
+                EACH(x, W) din[(i * W + y) * W + x] = sums[x];
+            }
+    }
+
+    void write(float *to_dw, float *to_db) const {
+        for (int c = 0; c < COUT; c++) {
+            for (int k = 0; k < K; k++) to_dw[c * K + k] = sum(dw[c][k]);
+            to_db[c] = sum(db[c]);
+        }
+    }
+};
+
+// A linear layer.
 template <int O, int K>
-static void linear_gradient(const V *in, const V *d, float *dw, float *db, float *x) {
-    for (int k = 0; k < K; k++)
-        for (int l = 0; l < LANES; l++) x[l * K + k] = in[k][l];
-    for (int o = 0; o < O; o++) {
-        db[o] += sum(d[o]);
-        float *row = dw + o * K;
-        int k = 0;
-        for (; k + 4 * LANES <= K; k += 4 * LANES) {
-            Unaligned *at = (Unaligned *)(row + k);
-            V a = at[0], b = at[1], c = at[2], e = at[3];
-            #pragma GCC unroll 16
-            for (int l = 0; l < LANES; l++) {
-                const Unaligned *from = (const Unaligned *)(x + l * K + k);
-                const V v = d[o][l] - V{};
-                a += from[0] * v; b += from[1] * v; c += from[2] * v; e += from[3] * v;
+struct Linear {
+    static constexpr int MOST = O * K / 4;  // with more taps the dense way is faster
+    Tap taps[MOST + 1];
+    int pieces[O * (K / LANES) + 1];  // stretches of LANES inputs that hold a tap
+    int tap[O + 1], piece[O + 1];  // where those of each output begin
+    bool sparse, sparse_gradient;
+
+    void read(const float *w, const float *wanted) {
+        const float *also = wanted ? wanted : w;
+        int all = 0, n = 0, p = 0;
+        for (int k = 0; k < O * K; k++) all += (w[k] != 0) | (also[k] != 0);
+        sparse = all <= MOST, sparse_gradient = sparse && wanted;
+        for (int o = 0; sparse && o < O; o++, w += K, also += K) {
+            tap[o] = n, piece[o] = p;
+            for (int from = 0; from < K; from += LANES) {
+                const bool whole = from + LANES <= K;
+                if (whole && !any(w + from) && !any(also + from)) continue;
+                for (int k = from; k < from + LANES && k < K; k++) {
+                    taps[n] = {k, w[k]};
+                    n += (w[k] != 0) | (also[k] != 0);
+                }
+                if (whole) pieces[p++] = from;
             }
-            at[0] = a; at[1] = b; at[2] = c; at[3] = e;
+            tap[o + 1] = n, piece[o + 1] = p;
         }
-        for (; k < K; k++)
-            for (int l = 0; l < LANES; l++) row[k] += x[l * K + k] * d[o][l];
     }
+
+    static bool any(const float *w) {
+        uint64_t bits[LANES / 2], all = 0;
+        std::memcpy(bits, w, sizeof bits);
+        for (uint64_t two : bits) all |= two;
+        return all & 0x7fffffff7fffffff;  // a zero may have a sign
+    }
+
+    // out[o] = b[o] + Σ w[o][k] · in[k]
+    void forward(const V *in, const float *w, const float *b, V *out) const {
+        if (!sparse) return dense(in, w, b, out);
+        for (int o = 0; o < O; o++) {
+            V s = b[o] - V{};
+            for (int t = tap[o]; t < tap[o + 1]; t++) s += in[taps[t].at] * taps[t].w;
+            out[o] = s;
+        }
+    }
+
+    static void dense(const V *in, const float *w, const float *b, V *out) {
+        constexpr int B = share(O, GROUP);
+        for (int o = 0; o < O; o += B) {
+            V sums[B];
+            EACH(j, B) sums[j] = b[o + j] - V{};
+            for (int k = 0; k < K; k++) EACH(j, B) sums[j] += in[k] * w[(o + j) * K + k];
+            EACH(j, B) out[o + j] = sums[j];
+        }
+    }
+
+    // din[k] = Σ d[o] · w[o][k]
+    void input_gradient(const V *d, const float *w, V *din) const {
+        if (!sparse) return dense_input_gradient(d, w, din);
+        std::memset(din, 0, K * sizeof(V));
+        for (int o = 0; o < O; o++)
+            for (int t = tap[o]; t < tap[o + 1]; t++) din[taps[t].at] += d[o] * taps[t].w;
+    }
+
+    static void dense_input_gradient(const V *d, const float *w, V *din) {
+        constexpr int B = share(K, GROUP);
+        for (int k = 0; k < K; k += B) {
+            V sums[B] = {};
+            for (int o = 0; o < O; o++) EACH(j, B) sums[j] += d[o] * w[o * K + k + j];
+            EACH(j, B) din[k + j] = sums[j];
+        }
+    }
+
+    // dw[o][k] += Σ over the samples of d[o] · in[k]: here k is innermost, so the inputs are transposed first
+    void gradient(const V *in, const V *d, float *dw, float *db, float *x) const {
+        for (int k = 0; k < K; k++)
+            for (int l = 0; l < LANES; l++) x[l * K + k] = in[k][l];
+        for (int o = 0; o < O; o++) {
+            db[o] += sum(d[o]);
+            float *row = dw + o * K;
+            int k = 0;
+            if (sparse_gradient)
+                for (int p = piece[o]; p < piece[o + 1]; p++) add<1>(x + pieces[p], d[o], row + pieces[p]);
+            else {
+                for (; k + 4 * LANES <= K; k += 4 * LANES) add<4>(x + k, d[o], row + k);
+                for (; k + LANES <= K; k += LANES) add<1>(x + k, d[o], row + k);
+            }
+            for (k = K / LANES * LANES; k < K; k++)
+                for (int l = 0; l < LANES; l++) row[k] += x[l * K + k] * d[o][l];
+        }
+    }
+
+    template <int P>
+    static void add(const float *x, V d, float *to) {  // to P · LANES of the weights of one output
+        V sums[P];
+        EACH(p, P) sums[p] = ((Unaligned *)to)[p];
+        EACH(l, LANES) EACH(p, P) sums[p] += ((const Unaligned *)(x + l * K))[p] * d[l];
+        EACH(p, P) ((Unaligned *)to)[p] = sums[p];
+    }
+};
+
+template <int N>
+static void relu(V *v) {
+    for (int i = 0; i < N; i++) v[i] = v[i] < 0 ? V{} : v[i];
 }
 
 template <int N>
@@ -219,6 +310,19 @@ struct Sizes {
         all = b5 + CLASSES;
 };
 
+struct Layers {
+    Conv<CHANNELS, C1, P0> conv1;
+    Conv<C1, C2, S1> conv2;
+    Linear<H1, FEATURES> fc1;
+    Linear<H2, H1> fc2;
+    Linear<CLASSES, H2> fc3;
+
+    void read(const float *u, const float *mask) {
+        const auto read = [&](auto &layer, int at) { layer.read(u + at, mask ? mask + at : nullptr); };
+        read(conv1, Sizes::w1), read(conv2, Sizes::w2), read(fc1, Sizes::w3), read(fc2, Sizes::w4), read(fc3, Sizes::w5);
+    }
+};
+
 struct Tile {
     V image[CHANNELS * P0 * P0], a1[C1 * S1 * S1], a2[FEATURES], a3[H1], a4[H2], logits[CLASSES];
     V d1[C1 * S1 * S1], z2[C2 * S2 * S2], d2[FEATURES], d3[H1], d4[H2], d5[CLASSES], z1[C1 * 2 * SIZE];
@@ -226,24 +330,22 @@ struct Tile {
     float x[LANES * (FEATURES + H1 + H2)];  // room to transpose the inputs of any of the linear layers
 };
 
-struct Sums {  // gradients of the convolutions, over the batch's tiles but not yet over the lanes
-    V dw1[C1 * CHANNELS * 25], db1[C1], dw2[C2 * C1 * 25], db2[C2];
-};
+struct Workspace { Tile tile; Layers layers; };
 
-struct Workspace { Tile tile; Sums sums; };
-
-static void forward(Tile &tile, const float *u, const float *x, int samples) {
+static void forward(Tile &tile, const Layers &layers, const float *u, const float *x, int samples) {
     for (int i = 0; i < CHANNELS; i++)
         for (int y = 0; y < SIZE; y++)
             for (int z = 0; z < SIZE; z++) {
                 V &to = tile.image[(i * P0 + y + 2) * P0 + z + 2];
                 for (int l = 0; l < LANES; l++) to[l] = l < samples ? x[((l * CHANNELS + i) * SIZE + y) * SIZE + z] : 0;
             }
-    conv_pool<CHANNELS, C1, P0>(tile.image, u + Sizes::w1, u + Sizes::b1, tile.a1, tile.where1);
-    conv_pool<C1, C2, S1>(tile.a1, u + Sizes::w2, u + Sizes::b2, tile.a2, tile.where2);
-    linear<H1, FEATURES>(tile.a2, u + Sizes::w3, u + Sizes::b3, tile.a3, true);
-    linear<H2, H1>(tile.a3, u + Sizes::w4, u + Sizes::b4, tile.a4, true);
-    linear<CLASSES, H2>(tile.a4, u + Sizes::w5, u + Sizes::b5, tile.logits, false);
+    layers.conv1.forward(tile.image, u + Sizes::b1, tile.a1, tile.where1);
+    layers.conv2.forward(tile.a1, u + Sizes::b2, tile.a2, tile.where2);
+    layers.fc1.forward(tile.a2, u + Sizes::w3, u + Sizes::b3, tile.a3);
+    relu<H1>(tile.a3);
+    layers.fc2.forward(tile.a3, u + Sizes::w4, u + Sizes::b4, tile.a4);
+    relu<H2>(tile.a4);
+    layers.fc3.forward(tile.a4, u + Sizes::w5, u + Sizes::b5, tile.logits);
 }
 
 // The summed cross-entropy of the tile; d5 = (softmax − one-hot) · scale, and 0 for lanes without a sample.
@@ -260,54 +362,56 @@ static double loss_and_gradient(Tile &tile, const int64_t *y, int samples, float
     return loss;
 }
 
-static void backward(Tile &tile, Sums &sums, const float *u, float *g) {
-    linear_gradient<CLASSES, H2>(tile.a4, tile.d5, g + Sizes::w5, g + Sizes::b5, tile.x);
-    linear_input_gradient<CLASSES, H2>(tile.d5, u + Sizes::w5, tile.d4);
+static void backward(Tile &tile, Layers &layers, const float *u, float *g) {
+    layers.fc3.gradient(tile.a4, tile.d5, g + Sizes::w5, g + Sizes::b5, tile.x);
+    layers.fc3.input_gradient(tile.d5, u + Sizes::w5, tile.d4);
     relu_gradient<H2>(tile.d4, tile.a4);
-    linear_gradient<H2, H1>(tile.a3, tile.d4, g + Sizes::w4, g + Sizes::b4, tile.x);
-    linear_input_gradient<H2, H1>(tile.d4, u + Sizes::w4, tile.d3);
+    layers.fc2.gradient(tile.a3, tile.d4, g + Sizes::w4, g + Sizes::b4, tile.x);
+    layers.fc2.input_gradient(tile.d4, u + Sizes::w4, tile.d3);
     relu_gradient<H1>(tile.d3, tile.a3);
-    linear_gradient<H1, FEATURES>(tile.a2, tile.d3, g + Sizes::w3, g + Sizes::b3, tile.x);
-    linear_input_gradient<H1, FEATURES>(tile.d3, u + Sizes::w3, tile.d2);
+    layers.fc1.gradient(tile.a2, tile.d3, g + Sizes::w3, g + Sizes::b3, tile.x);
+    layers.fc1.input_gradient(tile.d3, u + Sizes::w3, tile.d2);
 
     for (int c = 0; c < C2; c++)
         for (int y = 0, at = c * S3 * S3; y < S3; y++, at += S3)
             unpool<S3>(tile.d2 + at, tile.a2 + at, tile.where2 + at, tile.z2 + (c * S2 + 2 * y) * S2);
-    for (int y = 0; y < S2; y += 2)
-        conv_gradient<C1, C2, S1>(tile.a1 + y * S1, tile.z2 + y * S2, S2 * S2, sums.dw2, sums.db2);
-    conv_input_gradient<C1, C2, S1>(tile.z2, u + Sizes::w2, tile.d1);
+    layers.conv2.gradient(tile.a1, tile.z2, S2 * S2, S2);
+    layers.conv2.input_gradient(tile.z2, tile.d1);
     for (int y = 0; y < S1; y++) {
         for (int c = 0, at = y * S1; c < C1; c++, at += S1 * S1)
             unpool<S1>(tile.d1 + at, tile.a1 + at, tile.where1 + at, tile.z1 + c * 2 * SIZE);
-        conv_gradient<CHANNELS, C1, P0>(tile.image + 2 * y * P0, tile.z1, 2 * SIZE, sums.dw1, sums.db1);
+        layers.conv1.gradient(tile.image + 2 * y * P0, tile.z1, 2 * SIZE, 2);
     }
 }
 
 extern "C" {
 
-int workspace_bytes() { return sizeof(Workspace); }
+int64_t workspace_bytes() { return sizeof(Workspace); }
+int parameters() { return Sizes::all; }
 
-float gradient(Workspace *workspace, const float *u, const float *x, const int64_t *y, int samples, float *g) {
-    auto &[tile, sums] = *workspace;
+// The mean cross-entropy; −1 if a label is none. A mask says which weights the gradient is wanted for; none: for all.
+float gradient(Workspace *workspace, const float *u, const float *mask, const float *x, const int64_t *y, float *g,
+               int samples) {
+    auto &[tile, layers] = *workspace;
     double loss = 0;
+    for (int s = 0; s < samples; s++) if (y[s] < 0 || y[s] >= CLASSES) return -1;
     std::memset(g, 0, sizeof(float) * Sizes::all);
-    std::memset(&sums, 0, sizeof sums);
+    layers.read(u, mask);
     for (int s = 0; s < samples; s += LANES) {
-        forward(tile, u, x + s * CHANNELS * SIZE * SIZE, samples - s);
+        forward(tile, layers, u, x + s * CHANNELS * SIZE * SIZE, samples - s);
         loss += loss_and_gradient(tile, y + s, samples - s, 1.0f / samples);
-        backward(tile, sums, u, g);
+        backward(tile, layers, u, g);
     }
-    for (int k = 0; k < C1 * CHANNELS * 25; k++) g[Sizes::w1 + k] = sum(sums.dw1[k]);
-    for (int k = 0; k < C1; k++) g[Sizes::b1 + k] = sum(sums.db1[k]);
-    for (int k = 0; k < C2 * C1 * 25; k++) g[Sizes::w2 + k] = sum(sums.dw2[k]);
-    for (int k = 0; k < C2; k++) g[Sizes::b2 + k] = sum(sums.db2[k]);
+    layers.conv1.write(g + Sizes::w1, g + Sizes::b1);
+    layers.conv2.write(g + Sizes::w2, g + Sizes::b2);
     return loss / samples;
 }
 
-void logits(Workspace *workspace, const float *u, const float *x, int samples, float *out) {
-    Tile &tile = workspace->tile;
+void logits(Workspace *workspace, const float *u, const float *x, float *out, int samples) {
+    auto &[tile, layers] = *workspace;
+    layers.read(u, nullptr);
     for (int s = 0; s < samples; s += LANES) {
-        forward(tile, u, x + s * CHANNELS * SIZE * SIZE, samples - s);
+        forward(tile, layers, u, x + s * CHANNELS * SIZE * SIZE, samples - s);
         for (int l = 0; l < LANES && s + l < samples; l++)
             for (int k = 0; k < CLASSES; k++) out[(s + l) * CLASSES + k] = tile.logits[k][l];
     }

@@ -1,10 +1,14 @@
 import dataclasses
+import os
+import shutil
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import trained
+from torch import nn
 from torch.func import functional_call
 
 from feddip_core import Experiment, models, run
@@ -60,6 +64,56 @@ def test_among_equals_the_first_is_the_largest_as_in_pytorch():
     x[:, :, 1::2] = 0.5
     g, expected = kernel(net).gradient(u, x, y)[1], eager_gradient(forward_of(net, layout), {})(u, x, y)[1]
     assert (g - expected).norm() <= 1e-5 * expected.norm()
+
+
+def masked(layout, sparsity, samples=48, **how):
+    """A sparse point, its mask and a batch; some kept weights are zero, as one that has just come back is."""
+    u, x, y = sample(layout, samples, 0.02, **how)
+    kept = torch.ones(layout.size)
+    for v in layout.weights(kept).values():
+        v.copy_(torch.rand(v.shape, generator=torch.Generator().manual_seed(v.numel())) >= sparsity)
+    return u * kept, kept, x, y
+
+
+@pytest.mark.parametrize("sparsity", [0.5, 0.9, 0.99])
+def test_of_kept_weights_alone_the_gradient_has_the_same_bits(sparsity):
+    net, layout = network()
+    u, kept, x, y = masked(layout, sparsity)
+    here = kernel(net)
+    (loss, whole), (same_loss, part) = here.gradient(u, x, y), here.gradient_of(kept)(u, x, y)
+    assert torch.equal(loss, same_loss) and torch.equal(part[kept == 1], whole[kept == 1])
+    assert (u[kept == 1] == 0).any() and (whole[kept == 0] != 0).any()
+    if sparsity == 0.99:
+        assert 10 * (part[kept == 0] != 0).sum() < (whole[kept == 0] != 0).sum()
+
+
+def test_a_point_that_the_mask_does_not_cover_is_still_differentiated_there():
+    net, layout = network()
+    u, x, y = sample(layout, 8, 0.9)
+    here = kernel(net)
+    assert torch.equal(here.gradient_of(torch.zeros(layout.size))(u, x, y)[0], here.gradient(u, x, y)[0])
+
+
+@pytest.mark.parametrize("method", ["snip", "feddst"])
+def test_a_client_without_feedback_ends_with_the_same_bits(tiny, mini, monkeypatch, method):
+    federation = assemble(tiny(method), mini)
+    state, here = federation.start(), federation.clients.kernel
+    calls = []
+    monkeypatch.setattr(here, "gradient_of", lambda kept: calls.append(kept) or native.Kernel.gradient_of(here, kept))
+    upload = federation.train_client(state, 0).values
+    monkeypatch.setattr(here, "gradient_of", lambda kept: here.gradient)
+    assert all(torch.equal(v, upload[k]) for k, v in federation.train_client(state, 0).values.items())
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("feedback, terms", [(True, []), (False, [lambda g, u: None])])
+def test_feedback_and_every_term_get_the_whole_gradient(tiny, mini, monkeypatch, feedback, terms):
+    federation = assemble(tiny("snip"), mini)
+    state, clients = federation.start(), federation.clients
+    monkeypatch.setattr(clients.kernel, "gradient_of", None)
+    clients.train_(state.w.clone(), state.m, clients.batches(0, 0, "batches"), terms=terms, feedback=feedback)
+    with pytest.raises(TypeError, match="not callable"):
+        clients.train_(state.w.clone(), state.m, clients.batches(0, 0, "batches"), feedback=False)
 
 
 def test_its_bits_are_the_same_on_every_call():
@@ -119,25 +173,130 @@ def test_without_a_compiler_auto_is_eager_and_says_why(empty_cache, monkeypatch,
         run(tiny(gradient="native"), progress=False)
 
 
-def test_without_avx2_auto_is_eager_and_says_why(empty_cache, monkeypatch, tiny):
+def test_without_avx2_it_has_vectors_of_four(empty_cache, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    with pytest.warns(UserWarning, match="this processor has no AVX2"):
-        run(tiny(rounds=1), progress=False)
+    net, layout = network(0.5)
+    u, kept, x, y = masked(layout, 0.9, samples=21)
+    expected = eager_gradient(forward_of(net, layout), {})(u, x, y)[1]
+    whole, part = kernel(net).gradient(u, x, y)[1], kernel(net).gradient_of(kept)(u, x, y)[1]
+    assert (whole - expected).norm() <= 1e-5 * expected.norm() and torch.equal(part * kept, whole * kept)
+
+
+ON_ARM = """
+#include SOURCE
+#include <cstdio>
+int main() {
+    static Workspace workspace;
+    static float u[Sizes::all], mask[Sizes::all], x[21 * CHANNELS * SIZE * SIZE], g[Sizes::all];
+    static int64_t y[21];
+    fread(u, sizeof u, 1, stdin), fread(mask, sizeof mask, 1, stdin), fread(x, sizeof x, 1, stdin);
+    fread(y, sizeof y, 1, stdin);
+    gradient(&workspace, u, nullptr, x, y, g, 21), fwrite(g, sizeof g, 1, stdout);
+    gradient(&workspace, u, mask, x, y, g, 21), fwrite(g, sizeof g, 1, stdout);
+}
+"""
+
+
+@pytest.mark.skipif(
+    not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")),
+    reason="needs a compiler for arm64 and qemu",
+)
+def test_on_arm64_its_gradient_is_pytorchs_too(tmp_path):
+    net, layout = network(0.5)
+    u, kept, x, y = masked(layout, 0.9, samples=21)
+    (tmp_path / "main.cpp").write_text(ON_ARM)
+    sizes = dict(CHANNELS=1, SIZE=28, C1=3, C2=8, H1=60, H2=42, CLASSES=10, SOURCE=f'"{native.SOURCE}"')
+    command = ["aarch64-linux-gnu-g++", "-static", "-std=c++17", "-O3", "-w", *(f"-D{k}={v}" for k, v in sizes.items())]
+    subprocess.run([*command, "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
+    given = b"".join(t.numpy().tobytes() for t in (u, kept, x, y))
+    done = subprocess.run(["qemu-aarch64", tmp_path / "main"], input=given, capture_output=True, check=True)
+    whole, part = torch.from_numpy(np.frombuffer(done.stdout, np.float32).copy()).split(layout.size)
+    expected = eager_gradient(forward_of(net, layout), {})(u, x, y)[1]
+    assert (whole - expected).norm() <= 1e-5 * expected.norm() and torch.equal(part * kept, whole * kept)
 
 
 def test_a_compiler_that_fails_is_named(empty_cache, monkeypatch):
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(native.NotHere, match="false failed"):
         kernel(network()[0])
-    assert not list((empty_cache / "feddip").iterdir())
+    assert not list((empty_cache / "feddip" / "native").iterdir())
 
 
-def test_it_is_compiled_once(empty_cache, monkeypatch):
-    net, _ = network()
+def truncated(path, whole):
+    path.unlink()  # this process has the old one open
+    path.write_bytes(whole[:1000])
+
+
+def anothers(path, whole):
+    if not os.getuid():  # only root can give a file away
+        os.chown(path, 12345, -1)
+    else:
+        truncated(path, whole)
+
+
+def linked(path, whole):
+    path.rename(path.parent.parent / "elsewhere.so")
+    path.symlink_to(path.parent.parent / "elsewhere.so")
+
+
+def test_it_is_compiled_once_and_again_if_the_file_is_not_what_was_compiled(empty_cache, monkeypatch):
+    net, _ = network(0.2)
     kernel(net)
-    native._library.cache_clear()
-    monkeypatch.setattr(subprocess, "run", None)
-    kernel(net)
+    (path,), made = (empty_cache / "feddip" / "native").iterdir(), []
+    whole = path.read_bytes()
+
+    def compiled(folder, key, command):
+        assert not path.exists() and not path.is_symlink()
+        made.append(path.write_bytes(whole))
+        return path
+
+    def next_process():
+        native._library.cache_clear()
+        kernel(net)
+        return len(made)
+
+    monkeypatch.setattr(native, "_compiled", compiled)
+    assert next_process() == 0
+    for i, spoil in enumerate((truncated, anothers, linked)):
+        spoil(path, whole)
+        assert next_process() == i + 1
+    path.parent.chmod(0o777)
+    with pytest.raises(native.NotHere, match=f"others can write to {path.parent}"):
+        next_process()
+
+
+class Louder(models.LeNet5):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def hooked(net):
+    net.fc2.register_forward_hook(lambda module, given, out: 2 * out)
+
+
+def patched(net):
+    net.forward = lambda x: x
+
+
+def reflecting(net):
+    net.conv1 = nn.Conv2d(1, 6, 5, padding=2, padding_mode="reflect")
+
+
+def without_bias(net):
+    net.fc3 = nn.Linear(84, 10, bias=False)
+
+
+def parametrised(net):
+    nn.utils.parametrizations.weight_norm(net.fc1)
+
+
+@pytest.mark.parametrize("change", [hooked, patched, reflecting, without_bias, parametrised, None])
+def test_it_takes_lenet5_itself_only(change):
+    net = Louder() if change is None else network()[0]
+    if change:
+        change(net)
+    with pytest.raises(native.Unavailable, match="only lenet5"):
+        kernel(net)
 
 
 @pytest.mark.parametrize("model, device, reason", [("alexnet", "cpu", "only lenet5"), ("lenet5", "meta", "on a CPU")])
@@ -161,6 +320,11 @@ def test_another_loss_is_left_to_pytorch(tiny, mini):
         (dict(x=torch.zeros(4, 1, 20, 20)), "x: torch.float32 .4, 1, 20, 20. is not allowed"),
         (dict(y=torch.zeros(3, dtype=torch.int64)), "y: torch.int64 .3,. is not allowed"),
         (dict(x=torch.zeros(4, 1, 28, 28, device="meta")), "tensors on the CPU"),
+        (
+            dict(y=torch.tensor([0, 9, 10**9, 0])),
+            "y: 1000000000 is not allowed; a label must be at least 0 and below 10",
+        ),
+        (dict(y=torch.tensor([0, 9, -100, 0])), "y: -100 is not allowed"),
     ],
 )
 def test_tensors_that_would_crash_it_are_refused(change, message):
@@ -191,8 +355,12 @@ def test_large_images_need_no_large_stack():
 def test_a_run_is_not_resumed_by_the_other_gradient(empty_cache, monkeypatch, tiny, tmp_path):
     exp = tiny(rounds=2)
     run(exp, out=tmp_path, until=1)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    monkeypatch.setenv("PATH", "")
     native._library.cache_clear()
-    with pytest.warns(UserWarning, match="no AVX2"), pytest.raises(ValueError, match="begun with the native one"):
+    with (
+        pytest.warns(UserWarning, match="no C.. compiler"),
+        pytest.raises(ValueError, match="begun with the native one"),
+    ):
         run(exp, out=tmp_path)
     assert (records.folder_of(exp, tmp_path) / "checkpoint.safetensors").exists()
