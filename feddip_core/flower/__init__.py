@@ -6,12 +6,16 @@ three messages with the functions that `run` uses too: who it is, a question of 
 """
 
 import os
+import secrets
 
 # Read when Flower and Ray are imported: nothing is reported to their makers unless the user says so, and Ray
 # does not look for the variables of a GPU.
 os.environ.update({
     "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 } | os.environ)  # fmt: skip
+# Ray listens on the network: who has no token of this process cannot enter. A cluster of yours has rules of its own.
+if not {"RAY_AUTH_MODE", "RAY_ADDRESS"} & os.environ.keys():
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
 
 from .apps import client_app, configured, server_app, servers, simulate
 from .client import clients

@@ -2,6 +2,10 @@
 
 On loopback, what ten hospitals would start on eleven hosts: for the notebook, for tests, and to copy from. The
 certificate is signed by an authority made on the spot. With real clients, register their keys too.
+
+A message costs the start of a process: a SuperNode starts one for each, which imports PyTorch and reads its data, and
+Flower has no way to keep it. That takes five to six seconds of a core before anything is trained, so more local epochs
+come cheaper than more rounds. `simulate` keeps its processes.
 """
 
 import datetime
@@ -94,10 +98,12 @@ class Deployment:
         return int(self._flwr("run", APP, "here", "--run-config", file)["run-id"])
 
     def ended(self, number: int) -> bool:
-        """Whether Flower says that the run has ended; RuntimeError if it has failed."""
+        """Whether Flower says that the run has ended; RuntimeError with the server's traceback if it has failed."""
         status = self._flwr("list", "here", "--run-id", number)["runs"][0]["status"]
         if status.startswith("finished") and "completed" not in status:
-            raise RuntimeError(f"the run {number} ended as {status}; see {self.folder / 'superlink.log'}")
+            said = self._command("log", number, "here", "--show").stdout
+            said = said[max(0, said.find("Traceback")) :]
+            raise RuntimeError(f"the run {number} ended as {status}; its server says:\n{said}")
         return status.startswith("finished")
 
     def run(self, exp: Experiment, out: str | Path, within: float = 600, **config) -> pd.DataFrame:
@@ -117,10 +123,7 @@ class Deployment:
 
     def _flwr(self, *words) -> dict:
         """The answer of Flower's command."""
-        done = subprocess.run(
-            [tool("flwr"), *map(str, words), "--format", "json"],
-            capture_output=True, text=True, env=self._environment(), cwd=self.folder, timeout=600,
-        )  # fmt: skip
+        done = self._command(*words, "--format", "json")
         try:
             answer = json.loads(done.stdout)
         except ValueError:
@@ -128,6 +131,12 @@ class Deployment:
         if done.returncode or not answer.get("success"):
             raise RuntimeError(f"flwr {words[0]} failed: {answer.get('error-message')}")
         return answer
+
+    def _command(self, *words) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [tool("flwr"), *map(str, words)],
+            capture_output=True, text=True, env=self._environment(), cwd=self.folder, timeout=600,
+        )  # fmt: skip
 
     def _start(self, name: str, *words, log: str) -> subprocess.Popen:
         with open(self.folder / f"{log}.log", "ab") as file:

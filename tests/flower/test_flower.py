@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import ssl
 import sys
 import time
@@ -18,8 +19,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from grid import LocalGrid, assert_same_bits, kept, metrics, run_on
 
 import feddip_core.lab.hospitals
-from feddip_core import METHODS, Experiment, Method, flower, run
+from feddip_core import METHODS, Experiment, Method, flower, load_model, run
 from feddip_core.engine.assembly import assemble, gradient_name
+from feddip_core.engine.records import Foreign
 from feddip_core.flower import NobodyAnswered, Server, belief
 from feddip_core.flower.client import federation_of
 from feddip_core.flower.deployment import Deployment, make_certificates
@@ -369,6 +371,18 @@ def test_without_a_single_answer_the_run_stops_and_resumes_later(few, tmp_path):
     assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
 
 
+def test_a_record_at_the_server_has_a_model_and_is_neither_trained_again_nor_destroyed(hospitals, tmp_path):
+    exp = hospitals(rounds=2)
+    result = run_on(LocalGrid(3), exp, tmp_path)
+    folder = kept(exp, tmp_path, "")
+    model = load_model(folder).state_dict()
+    assert all(torch.equal(v, model[k]) for k, v in result.weights.items())
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(Foreign, match="choose another folder"):  # in one process, with everybody's data
+        run(exp, tmp_path)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_missing_clients_are_named_before_the_first_round(few):
     with pytest.raises(NobodyAnswered, match=r"clients 5, 6, 7 are not connected after 0\.2 s"):
         run_on(LocalGrid(5), few(), patience=0.2)
@@ -423,9 +437,17 @@ def test_the_bytes_on_the_network_are_those_of_the_accounting_and_a_little_frami
 @slow
 def test_the_simulation_gives_the_same_bits(few, tmp_path):
     exp = few(clients=6, clients_per_round=3, rounds=3)
-    flower.simulate(exp, tmp_path / "there", progress=False)
+    flower.simulate(exp, tmp_path / "there", progress=False, observe=check_that_ray_asks_for_a_token)
     run(exp, tmp_path / "here")
     assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
+
+
+def check_that_ray_asks_for_a_token(*_):
+    from ray._raylet import AuthenticationMode, get_authentication_mode, validate_authentication_token
+
+    assert get_authentication_mode() == AuthenticationMode.TOKEN
+    assert validate_authentication_token(f"Bearer {os.environ['RAY_AUTH_TOKEN']}")
+    assert not validate_authentication_token(f"Bearer {'0' * 64}")
 
 
 @slow
@@ -438,6 +460,7 @@ def test_a_deployment_gives_the_same_bits_and_survives_kills(few, hospitals, tmp
         began = time.monotonic()
         check_bits_over_tls(deployment, few(clients=3, clients_per_round=2, rounds=3), tmp_path)
         enough = time.monotonic() - began  # for an answer, on this machine: three rounds of them took as long
+        check_that_a_failure_is_explained(deployment, few(clients=4, clients_per_round=2), tmp_path)
         check_a_killed_superlink(deployment, hospitals(rounds=4, clients_per_round=2), tmp_path)
         # More rounds than there is time for: it ends with the deployment.
         check_a_killed_supernode(deployment, hospitals(where="slow_hospitals", rounds=1000), tmp_path, enough)
@@ -449,6 +472,13 @@ def check_bits_over_tls(deployment, exp, folder):
     assert_same_bits(exp, folder / "here", folder / "there")
     link = (folder / "flower" / "superlink.log").read_text()
     assert "https" in link.lower() or "ssl" in link.lower()
+
+
+def check_that_a_failure_is_explained(deployment, exp, folder):
+    """By the traceback of the server: of four clients there are three."""
+    number = deployment.submit(exp, folder, patience=1.0)
+    with pytest.raises(RuntimeError, match=r"(?s)Traceback .*NobodyAnswered: clients 3 are not connected after 1 s"):
+        wait_for(lambda: deployment.ended(number))
 
 
 def check_a_killed_superlink(deployment, exp, folder):
