@@ -30,13 +30,10 @@ class Half(Form):
     def unpack(self, layout, array, m):
         weights = self._weights(layout, m, array.device)
         numbers = torch.empty(len(weights), device=array.device)
-        numbers[~weights], numbers[weights] = (part.to(numbers) for part in self._parts(layout, array))
+        others = 2 * (layout.size - layout.prunable_size)
+        numbers[~weights] = array[:others].view(torch.float32).to(numbers)
+        numbers[weights] = array[others:].view(torch.float16).to(numbers)
         return self.form.unpack(layout, numbers, m)
-
-    def check(self, name, layout, array, kept):
-        super().check(name, layout, array, kept)
-        if not all(part.isfinite().all() for part in self._parts(layout, array)):
-            raise ValueError(f"{name} holds a number that is not finite")
 
     def _weights(self, layout, m, device) -> Tensor:
         """Of the numbers that the form sends, which are prunable weights."""
@@ -44,11 +41,6 @@ class Half(Form):
         for layer in layout.layers:
             prunable[layer] = 1
         return self.form.pack(layout, prunable, m).bool()
-
-    def _parts(self, layout, array) -> tuple[Tensor, Tensor]:
-        """Numbers of 32 bits, then of 16."""
-        others = 2 * (layout.size - layout.prunable_size)
-        return array[:others].view(torch.float32), array[others:].view(torch.float16)
 
 
 def halved(payload: Payload) -> Payload:

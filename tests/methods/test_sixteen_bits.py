@@ -28,15 +28,9 @@ def test_what_arrives_by_hand(form, m, words, arrives):
     assert payload.unpack(LAYOUT, sent, m)["w"].tolist() == torch.tensor(arrives).tolist()
 
 
-def test_what_cannot_be_right_is_refused():
-    payload = Payload({"w": Half(DENSE)})
-    for place in (4, 7):  # the bias, a weight
-        w = W.clone()
-        w[place] = torch.nan
-        with pytest.raises(ValueError, match="w holds a number that is not finite"):
-            payload.unpack(LAYOUT, payload.pack(LAYOUT, {"w": w}, None), None)
+def test_an_array_of_another_form_is_refused():
     with pytest.raises(ValueError, match=r"w is torch.float32 of shape \(8,\); it must be torch.int16 of shape \(9,\)"):
-        payload.unpack(LAYOUT, {"w": W}, None)
+        Payload({"w": Half(DENSE)}).unpack(LAYOUT, {"w": W}, None)
 
 
 def test_a_run_rounds_what_travels_and_nothing_else(tiny, mini):
