@@ -154,9 +154,8 @@ class Clients:
 
     def rates(self, t: int) -> dict[str, float]:
         """η_t and the rest of what SGD needs."""
-        exp = self.exp
-        eta = learning_rate_at(t, eta_0=exp.learning_rate, decay=exp.learning_rate_decay)
-        return dict(eta=eta, weight_decay=exp.weight_decay, momentum=exp.momentum)
+        eta = learning_rate_at(t, eta_0=self.exp.learning_rate, decay=self.exp.learning_rate_decay)
+        return dict(eta=eta, weight_decay=self.exp.weight_decay, momentum=self.exp.momentum)
 
     def batch_gradient(
         self, w: Tensor, n: int, t: int, purpose: str, loss_of: Loss = F.cross_entropy, statistics: Tensor | None = None

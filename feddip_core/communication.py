@@ -1,7 +1,7 @@
 """What travels, said once: bits are counted from a payload, Flower's bytes are packed from it, a plan adds it up.
 
-A weight takes 32 bits. Of a pruned model only the kept weights travel; their positions are a mask of one bit per
-prunable weight, sent to those who do not hold it. A payload names its parts and the form in which each travels.
+A weight takes 32 bits, or 16 with `value_bits`. Of a pruned model only the kept weights travel; their positions are a
+mask of one bit per prunable weight, sent to those who do not hold it. A payload names its parts, each with its form.
 """
 
 import math
@@ -38,8 +38,8 @@ class Form:
     def check(self, name: str, layout: Layout, array: Tensor, kept: int | None) -> None:
         """An array from elsewhere has the type and the length that this form says."""
         count = self.count(layout, kept)
-        bits = self.bits_each == 1
-        dtype, length = (torch.uint8, math.ceil(count / 8)) if bits else (torch.get_default_dtype(), count)
+        dtype = {1: torch.uint8, 16: torch.int16}.get(self.bits_each, torch.get_default_dtype())
+        length = math.ceil(count / 8) if self.bits_each == 1 else count
         if array.dtype != dtype or array.shape != (length,):
             form = f"{array.dtype} of shape {tuple(array.shape)}"
             raise ValueError(f"{name} is {form}; it must be {dtype} of shape ({length},)")

@@ -66,6 +66,7 @@ COMMON: dict[str, Setting] = dict(
     device=matching("cpu", r"cpu|cuda(:\d+)?", "one of cpu, cuda, cuda:<number>", "where tensors live"),
     gradient=choice("auto", ("auto", "eager", "native"), "PyTorch's, or the compiled one of LeNet-5"),
     precision=choice("float32", ("float32", "bfloat16"), "of a client's forward pass; weights stay in float32"),
+    value_bits=whole(32, 16, "16 or 32, of a weight that travels; biases and statistics always take 32"),
     tf32=flag(False, "let a GPU round the factors of its products to ten bits"),
     channels_last=flag(False, "images in memory by pixel, as a GPU's convolutions like them"),
     torch_compile=flag(False, "a client's forward and backward pass through torch.compile"),
@@ -91,8 +92,7 @@ def imported(hook: str, setting: str) -> Any:
 
 def name_of(method: type) -> str:
     """A method's name in settings and records: package.module:Class for one of your own."""
-    name = getattr(method, "name", "")
-    if METHODS.get(name) is method:
+    if METHODS.get(name := getattr(method, "name", "")) is method:
         return name
     own = f"{method.__module__}:{method.__qualname__}"
     METHODS[own] = method  # so that this process finds it again, also one that stands in a notebook's cell
@@ -300,6 +300,8 @@ def _check_computation(exp: Experiment) -> None:
         _refuse(exp, "width", f"{exp.model} has the width that it has, 1")
     if exp.batch_norm != "average" and exp.model in MODELS and (exp.model, exp.norm) != ("resnet18", "batch"):
         _refuse(exp, "batch_norm", "only resnet18 has batch norms, and only with norm='batch'")
+    if exp.value_bits not in (16, 32):
+        _refuse(exp, "value_bits", "it must be 16 or 32")
     if exp.stacked and (exp.model, exp.norm) not in (("lenet5", "batch"), ("resnet18", "group")):
         needs = "it needs a network without dropout and batch norms: lenet5, or resnet18 with norm='group'"
         _refuse(exp, "stacked", needs)

@@ -12,6 +12,7 @@ from .prunefl import PruneFL
 from .prunetrain import PruneTrain
 from .released import baselines
 from .released import feddip as switches
+from .sixteen_bits import SixteenBits
 from .snip import Snip
 
 METHODS |= {
@@ -27,9 +28,10 @@ PruneTrain.released, FedDST.released = baselines.ReleasedPruneTrain, baselines.R
 
 
 def method_of(exp: Experiment, clients: Clients) -> Method:
-    """The method of an experiment: its class, with what its switches change put before it."""
+    """The method of an experiment: its class, with what its switches and sixteen bits change put before it."""
     cls = exp.method_class
     mixins = [mixin for k, (_, values) in cls.switches.items() if (mixin := values[getattr(exp, k)])]
+    mixins = [SixteenBits, *mixins] if exp.value_bits == 16 else mixins
     if mixins:
         cls = type(cls.__name__, (*mixins, cls), {k: getattr(cls, k) for k in ("label", "colour", "line")})
     return cls(exp, clients)

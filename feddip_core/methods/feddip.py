@@ -32,6 +32,13 @@ class FedDP(Method):
         sparse_uplink=flag(False, "whether pruned weights travel back only in rounds whose server reads them")
     )
 
+    @classmethod
+    def check(cls, exp) -> None:
+        super().check(exp)
+        if exp.sparse_uplink and exp.clip_norm:
+            reason = "clip_norm limits the length of an update with its pruned weights"
+            raise ValueError(f"sparse_uplink: True is not allowed; {reason}")
+
     def first_mask(self, w):
         return self.erk_mask(self.exp.sparsity_initial)
 

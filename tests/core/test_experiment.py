@@ -69,6 +69,7 @@ WRONG = {
     "device": ["gpu", "cuda:x", "meta"],
     "gradient": ["fast"],
     "precision": ["float16", 16],
+    "value_bits": [8, "16", 24, 16.0],
     "tf32": [1, "yes"],
     "channels_last": [1],
     "torch_compile": ["max"],

@@ -258,6 +258,11 @@ def test_when_pruned_weights_travel_back(tiny, mini):
     assert dense(regrowth="dense_memory") == [1, 2, 3, 4, 5]
 
 
+def test_a_sparse_uplink_and_a_limit_on_whole_updates_do_not_go_together():
+    with pytest.raises(ValueError, match="sparse_uplink: True is not allowed; clip_norm limits "):
+        Experiment(method="dpf", sparse_uplink=True, clip_norm=1.0)
+
+
 def test_a_dense_memory_has_no_sparse_uplink(tiny):
     exp = tiny(regrowth="dense_memory", rounds=3)
     assert same(run(exp), run(exp.replace(sparse_uplink=True)))
