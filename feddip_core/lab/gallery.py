@@ -63,10 +63,14 @@ class Prose(IPythonRenderer):
 
 
 def mathml(formula: str, display: str) -> str:
+    # The converter knows a blackboard letter only in braces; without them a browser draws 𝔼 as E.
+    braced = re.sub(r"\\mathbb\s*([A-Za-z])", r"\\mathbb{\1}", formula)
     try:
-        return convert(formula, display=display)
+        drawn = convert(braced, display=display)
     except Exception as error:  # of many kinds, and none of them says where
         raise ValueError(f"formula: {formula!r} cannot be shown ({error!r})") from error
+    # Of two bars a browser stretches the left one alone, if the right one carries an exponent.
+    return re.sub(r"<mo>(&#x02016;|&#x0007C;)</mo>", r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', drawn)
 
 
 def prose(source: str) -> str:
