@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -11,7 +12,8 @@ import pytest
 from grid import LocalGrid, run_on
 from matplotlib import pyplot
 
-from feddip_core import flower
+from feddip_core import Experiment, flower
+from feddip_core.engine.records import OWN_RECORDS, folder_of
 from feddip_core.study import results, tables
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
@@ -186,17 +188,27 @@ def test_a_result_says_which_records_are_missing(name, there, tmp_path, monkeypa
     assert (tmp_path / "figures" / f"{name}-{dataset}-{preset}.svg").exists()
 
 
-# nbval runs every notebook with its default parameters. Papermill runs two of them with others, and in this process,
-# which saves a kernel's start, the rest of those that have another way through: the records of the repository instead
-# of toys, and no deployment.
-RECORDS = dict(preset="paper", dataset="fashion_mnist", runs="../outputs/runs")
-OTHER_WAYS = dict.fromkeys(
-    ("communication", "non_iid", "layer_sparsity", "extreme_sparsity", "paper_vs_code", "convergence"), RECORDS
-) | {"flower": dict(rounds=2, deploy=False)}
+@pytest.mark.slow
+def test_the_page_of_all_results_goes_on_without_a_record(tmp_path, capsys):
+    """Without FedDIP's first run, on which most comparisons rest."""
+    shutil.copytree(OWN_RECORDS, tmp_path / "runs")
+    shutil.rmtree(folder_of(Experiment.preset("paper"), tmp_path / "runs"))
+    execute("reproduction", {"runs": str(tmp_path / "runs"), "out": str(tmp_path)})
+    assert re.search(r"^  feddip: missing for the seeds 0\b", capsys.readouterr().out, re.M)
+    assert (tmp_path / "figures" / "reproduction.svg").exists()
+
+
+# nbval runs every notebook with its default parameters, those of results on the records at the paper's scale. Papermill
+# runs two of them once more, and in this process, which saves a kernel's start, the rest of those that have another way
+# through: the records of reduced size, and no deployment.
+REDUCED = dict(preset="laptop", dataset="cifar10")
+OTHER_WAYS = dict.fromkeys(("communication", "non_iid", "layer_sparsity", "extreme_sparsity"), REDUCED) | {
+    "flower": dict(rounds=2, deploy=False)
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "given"), [("00_quickstart", {}), ("accuracy", RECORDS)], ids=["toy", "records"])
+@pytest.mark.parametrize(("name", "given"), [("00_quickstart", {}), ("accuracy", REDUCED)], ids=["toy", "records"])
 def test_papermill_runs_it_and_it_leaves_its_results(name, given, tmp_path):
     path = NOTEBOOKS[0].with_stem(name)
     executed = papermill.execute_notebook(

@@ -33,7 +33,7 @@ MAP = {
     ),
     "Results": (
         "The paper's tables and figures, and where its code differs from its text.",
-        r"accuracy|communication|non_iid|layer_sparsity|extreme_sparsity|paper_vs_code",
+        r"reproduction|accuracy|communication|non_iid|layer_sparsity|extreme_sparsity|paper_vs_code|differences",
     ),
     "Theory": ("What can be proved about it, and what can be measured of that.", r".*"),
 }
@@ -41,6 +41,7 @@ ORDER = [
     "methods",
     "experiment",
     "batch_norm",
+    "reproduction",
     "accuracy",
     "communication",
     "non_iid",
@@ -63,10 +64,16 @@ class Prose(IPythonRenderer):
 
 
 def mathml(formula: str, display: str) -> str:
+    # The converter knows a blackboard letter only in braces, and else draws 𝔼 as E; and a large bracket only by its
+    # content, not by name.
+    known = re.sub(r"\\mathbb\s*([A-Za-z])", r"\\mathbb{\1}", formula)
+    known = re.sub(r"\\[Bb]igg?([lr])(?![a-z])", lambda side: {"l": r"\left", "r": r"\right"}[side[1]], known)
     try:
-        return convert(formula, display=display)
+        drawn = convert(known, display=display)
     except Exception as error:  # of many kinds, and none of them says where
         raise ValueError(f"formula: {formula!r} cannot be shown ({error!r})") from error
+    # Of two bars a browser stretches the left one alone, if the right one carries an exponent.
+    return re.sub(r"<mo>(&#x02016;|&#x0007C;)</mo>", r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', drawn)
 
 
 def prose(source: str) -> str:
