@@ -20,9 +20,10 @@ import psutil
 import trustme
 
 from ..engine import records
+from ..engine.checkout import beside
 from ..experiment import Experiment
 
-APP = Path(__file__).parent.parent.parent  # with the pyproject.toml that `flwr run` reads
+APP = beside("pyproject.toml").parent  # with the pyproject.toml that `flwr run` reads
 STARTING = 60  # seconds for a SuperLink to listen
 
 
