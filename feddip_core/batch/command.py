@@ -14,7 +14,7 @@ from ..engine.run import check_importable
 from ..experiment import HOW, METHODS, Experiment, is_hook, settings_of
 from ..presets import PRESETS
 from ..study import wanted
-from .estimate import plan
+from .estimate import obstacle, plan
 from .jobs import FREE, Job, execute
 
 
@@ -97,12 +97,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--jobs", default=1, type=_count, help="runs side by side, a thread each")
     p.add_argument("--out", default="outputs", type=Path, help="folder for records and executed notebooks")
     p.add_argument("--data-dir", default="", help="folder with the data sets")
-    p.add_argument("--dry-run", action="store_true", help="list what would run, and about how long")
+    p.add_argument("--dry-run", action="store_true", help="list what would run, about how long, and what would fail")
     return p
 
 
 def main(words: Iterable[str] | None = None) -> int:
-    """0: all are done. 1: some failed. 2: the options make no sense. 3: some are with other processes. 130: Ctrl-C."""
+    """0: all are done. 1: some failed. 2: the options make no sense. 3: some are with other processes. 130: Ctrl-C.
+
+    A dry run gives 2 if it finds a run that would fail.
+    """
     command = parser()
     options = command.parse_args(words)
     try:
@@ -118,17 +121,27 @@ def main(words: Iterable[str] | None = None) -> int:
     data_dir = str(Path(options.data_dir).expanduser().resolve()) if options.data_dir else ""
     jobs = [Job(exp, options.preset, out, data_dir) for exp in experiments]
     if options.dry_run:
-        print(plan(jobs, options.jobs))
-        return 0
+        return dry_run(jobs, options.jobs)
     execute(jobs, options.jobs)
     return report(jobs)
+
+
+def dry_run(jobs: list[Job], at_once: int) -> int:
+    """Say what would run, and what would fail before its first round."""
+    found = {job.exp.run_id: obstacle(job) for job in jobs}
+    print(plan([job for job in jobs if not found[job.exp.run_id]], at_once))
+    for job in jobs:
+        if reason := found[job.exp.run_id]:
+            print(f"would fail: {job}\n  {reason}", file=sys.stderr)
+    return 2 if any(found.values()) else 0
 
 
 def report(jobs: list[Job]) -> int:
     """Say what did not end well, and where to look."""
     by_state = {state: [job for job in jobs if job.state == state] for state in ("failed", "elsewhere", "interrupted")}
     for job in by_state["failed"]:
-        print(f"failed: {job}\n  {job.reason}\n  see {job.notebook}", file=sys.stderr)
+        words = "\n  ".join(job.last_words())
+        print(f"failed: {job}\n  {words}\n  see {job.notebook}", file=sys.stderr)
     for job in by_state["elsewhere"]:
         print(f"left to another process: {job}", file=sys.stderr)
     if by_state["interrupted"]:

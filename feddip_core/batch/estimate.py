@@ -1,16 +1,18 @@
 """About how long a batch would take: from records of such runs, or from a few steps taken now."""
 
+import functools
 import itertools
 import time
 from pathlib import Path
 
 import pandas as pd
 
-from ..engine import records
+from ..data import Dataset
+from ..engine import records, sources
 from ..engine.assembly import assemble
-from ..engine.computing import computing
+from ..engine.computing import check_device, computing
 from ..engine.measure import EVALUATION_BATCH, evaluate
-from ..experiment import Experiment
+from ..experiment import Experiment, is_hook
 from .jobs import Job
 
 
@@ -39,6 +41,30 @@ def _measured(exp: Experiment, data_dir: str, steps: int = 4) -> float:
         evaluation = (time.perf_counter() - began) / tested * len(clients.data.y_test)
     steps_per_client = exp.local_epochs * sum(-(-len(part) // exp.batch_size) for part in clients.parts) / exp.clients
     return exp.clients_per_round * steps_per_client * step + evaluation
+
+
+@functools.cache
+def _dataset(name: str, normalisation: str, data_dir: str) -> Dataset:
+    return sources.load(name, data_dir or None, normalisation)
+
+
+def obstacle(job: Job) -> str:
+    """Why a run would fail before its first round; empty if nothing is in its way."""
+    exp, folder = job.exp, records.folder_of(job.exp, job.out / "runs")
+    try:
+        check_device(exp)
+        blocked = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
+        if blocked:
+            raise FileExistsError(f"{blocked} is in the way of the record's folder")
+        if not job.progress()[1]:
+            with computing(exp):
+                hook = is_hook(exp.dataset)
+                dataset = sources.of(exp) if hook else _dataset(exp.dataset, exp.normalisation, job.data_dir)
+                assemble(exp, dataset)
+                records.check_origin(folder, records.provenance_of(folder), {"data_sha256": dataset.sha256})
+    except Exception as error:  # whatever would stop it
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def plan(jobs: list[Job], at_once: int) -> str:

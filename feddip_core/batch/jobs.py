@@ -1,14 +1,17 @@
 """Runs as executions of notebooks/experiment.ipynb by Papermill, several side by side, each interruptible."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import nbformat
 import psutil
@@ -16,10 +19,11 @@ import yaml
 from tqdm import tqdm
 
 from ..engine import records
+from ..engine.checkout import PACKAGE, beside
 from ..experiment import Experiment
 from ..presets import CLASSES
 
-NOTEBOOK = Path(__file__).parent.parent.parent / "notebooks" / "experiment.ipynb"
+NOTEBOOK = beside("notebooks/experiment.ipynb")
 FREE = ("preset", "dataset", "method", "seed", "partition", "rules")  # the notebook's own parameters
 PATIENCE = 60  # seconds for a run to save what it has after Ctrl-C
 
@@ -36,6 +40,7 @@ class Job:
     process: subprocess.Popen | None = None
     began: float = field(default_factory=time.monotonic)
     reason: str = ""
+    said: BinaryIO | None = None  # what Papermill has to say
     rounds_done: int = 0
 
     def __str__(self) -> str:
@@ -67,12 +72,15 @@ class Job:
         options = ["-k", "python3", "--no-progress-bar", "--no-log-output", "--log-level", "ERROR"]
         # The kernel, whose own folder is another, is to import this very package, also if another one is installed,
         # and a module of the user's own from here, as this process does.
-        path = [str(NOTEBOOK.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
-        command = [sys.executable, "-m", "papermill", str(NOTEBOOK), str(self.notebook), *options]
+        path = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
+        # To Papermill a path is a template: {seed} would be replaced.
+        paths = [str(file).replace("{", "{{").replace("}", "}}") for file in (NOTEBOOK, self.notebook)]
+        command = [sys.executable, "-m", "papermill", *paths, *options, "--cwd", str(NOTEBOOK.parent)]
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115, it goes with this object
         self.process = subprocess.Popen(
-            [*command, "--cwd", str(NOTEBOOK.parent), "-y", yaml.safe_dump(given)],
+            [*command, "-y", yaml.safe_dump(given)],
             env=os.environ | {"OMP_NUM_THREADS": str(self.exp.threads), "PYTHONPATH": os.pathsep.join(path)},
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=self.said,
             start_new_session=True,  # Ctrl-C is for this process, which then interrupts the runs
         )  # fmt: skip
         self.state, self.began = "running", time.monotonic()
@@ -94,6 +102,15 @@ class Job:
         else:
             self.state = "failed"
             self.reason = self.reason or f"papermill ended with {self.process.returncode} and no record was finished"
+
+    def last_words(self, count: int = 8) -> list[str]:
+        """The last lines of the error: the notebook's, or what Papermill said if it never came to that."""
+        text = "\n".join(shown["traceback"]) if (shown := _shown_error(self.notebook)) else ""
+        if not text and self.said:
+            self.said.seek(0)
+            text = self.said.read().decode(errors="replace")
+        lines = [line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()]
+        return [line for line in lines if line][-count:] or [self.reason]
 
     def taken(self) -> bool:
         return records.taken(self.exp, self.out / "runs")
@@ -120,12 +137,17 @@ def _children(process: subprocess.Popen) -> list[psutil.Process]:
 
 def _error(notebook: Path) -> str:
     """The last error that a notebook shows, in a line."""
+    error = _shown_error(notebook)
+    return f"{error.ename}: {error.evalue}".splitlines()[0] if error else ""
+
+
+def _shown_error(notebook: Path) -> nbformat.NotebookNode | None:
     try:
         cells = nbformat.read(notebook, as_version=4).cells
     except (OSError, ValueError):
-        return ""
+        return None
     shown = [o for cell in cells if cell.cell_type == "code" for o in cell.outputs if o.output_type == "error"]
-    return f"{shown[-1].ename}: {shown[-1].evalue}".splitlines()[0] if shown else ""
+    return shown[-1] if shown else None
 
 
 def execute(jobs: list[Job], at_once: int, pause: float = 1.0) -> list[Job]:

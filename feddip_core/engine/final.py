@@ -5,9 +5,11 @@ nine of ten weights pruned takes 33 kB. Nothing is unpickled, and sizes are chec
 """
 
 import json
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pandas as pd
 import torch
 from safetensors import safe_open
 from safetensors.torch import save as to_bytes
@@ -76,10 +78,23 @@ def load(folder: Path, site: Federation) -> State:
 
 def tested(folder: str | Path, data_dir: str | Path | None = None) -> tuple[float, float]:
     """Accuracy and loss of a record's final model on the test data, as its last round has measured them."""
-    exp = experiment_of(Path(folder))
+    with _again(Path(folder), data_dir) as (site, state):
+        return measure.evaluate(site, state)
+
+
+def tested_per_client(folder: str | Path, data_dir: str | Path | None = None) -> pd.Series:
+    """Of a record's final model, each client's accuracy; see `measure.client_accuracies`."""
+    with _again(Path(folder), data_dir) as (site, state):
+        return measure.client_accuracies(site, state)
+
+
+@contextmanager
+def _again(folder: Path, data_dir: str | Path | None) -> Iterator[tuple[Federation, State]]:
+    """The federation of a record, and the state that it ended with."""
+    exp = experiment_of(folder)
     with computing(exp):
         site = assemble(exp, data_dir=data_dir)
-        return measure.evaluate(site, load(Path(folder), site))
+        yield site, load(folder, site)
 
 
 def _payload(names: Container[str]) -> Payload:

@@ -11,6 +11,7 @@ from ..schedules import learning_rate_at
 from ..server import Federation, Round
 from ..state import Average, State
 from ..streams import stream
+from .partitions import partition
 
 EVALUATION_BATCH = 500
 
@@ -53,7 +54,7 @@ def bits(federation: Federation, state: State, clients: list[int]) -> dict[str, 
 
 
 @torch.no_grad()
-def evaluate(federation: Federation, state: State, images: slice = slice(None)) -> tuple[float, float]:
+def evaluate(federation: Federation, state: State, images: slice | Tensor = slice(None)) -> tuple[float, float]:
     """Top-1 accuracy and mean cross-entropy of ω′ on the test images, or on some of them."""
     data, u = federation.clients.data, federation.clients.layout.prune(state.w, state.m)
     logits_of, x, y = federation.clients.logits_of(u, state.statistics), data.x_test[images], data.y_test[images]
@@ -65,6 +66,24 @@ def evaluate(federation: Federation, state: State, images: slice = slice(None)) 
         correct += (logits.argmax(1) == y[batch]).sum()
         loss += F.cross_entropy(logits, y[batch], reduction="sum")
     return int(correct) / len(x), float(loss) / len(x)
+
+
+def client_accuracies(federation: Federation, state: State) -> pd.Series:
+    """Of the one model, each client's accuracy on its own share of the test images.
+
+    They are dealt as the training images were, by the same rule and seed, so that each client is tested on what it has.
+    """
+    exp, data = federation.exp, federation.clients.data
+    if exp.partition == "given":
+        raise ValueError("partition: 'given' is not allowed; clients that bring their data bring none to test on")
+    shares = partition(data.y_test, exp.partition, exp.clients, exp.seed)
+    accuracies = [evaluate(federation, state, share.to(data.y_test.device))[0] for share in shares]
+    return pd.Series(accuracies, index=pd.RangeIndex(exp.clients, name="client"), name="test_accuracy")
+
+
+def mean_and_worst_tenth(accuracies: pd.Series) -> tuple[float, float]:
+    """Over all clients, and over the tenth of them that fares worst: an average hides who loses."""
+    return float(accuracies.mean()), float(accuracies.nsmallest(-(-len(accuracies) // 10)).mean())
 
 
 def plan(federation: Federation) -> pd.DataFrame:

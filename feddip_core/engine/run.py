@@ -61,6 +61,7 @@ def run(
     workers: int = 1,
     until: int | None = None,
     observe: Observer | None = None,
+    on_round: Callable[[dict], None] | None = None,
     progress: bool = True,
     federation: Callable[..., Federation] = Federation,
 ) -> Run:
@@ -72,8 +73,9 @@ def run(
     round, to the same bits as one. `until` stops after a round of a longer experiment.
     `observe(federation, state, round)` is called after every round. Such a run starts again instead of resuming, unless
     the observer says by an attribute `seen` that it knows the rounds until there. A state is never changed, and may be
-    kept. `progress` shows a bar, in a notebook also the curves. `federation` makes the server; `feddip_core.flower` has
-    one whose clients are elsewhere.
+    kept. `on_round(row)` is called with the metrics of every round, and the run resumes as ever: rounds since the last
+    checkpoint come again, with the same numbers but for the seconds. `progress` shows a bar, in a notebook also the
+    curves. `federation` makes the server; `feddip_core.flower` has one whose clients are elsewhere.
     """
     experiment = experiment if method is None else experiment.replace(method=method)
     _check_options(experiment, workers, until, federation)
@@ -95,13 +97,15 @@ def run(
         log = stack.enter_context(_Log(site, record, state, rows, record.earlier if observe else 0))
         log.unsaved = log.incomplete  # files were lost, and only the checkpoint is left
         show = stack.enter_context(_shown(site, rows, state.t, progress))
-        state = _rounds(site, state, log, until or experiment.rounds, observe, show)
+        state = _rounds(site, state, log, until or experiment.rounds, observe, on_round, show)
         if log.unsaved:
             log.save()
         return finished(site, state, pd.DataFrame(rows), record.provenance)
 
 
-def _rounds(site: Federation, state: State, log: "_Log", last: int, observe: Observer | None, show) -> State:
+def _rounds(
+    site: Federation, state: State, log: "_Log", last: int, observe: Observer | None, on_round, show
+) -> State:  # fmt: skip
     """Round after round until the last, or until the loss is no longer finite."""
     while state.t < last and not (log.rows and records.diverged(log.rows[-1])):
         began = time.perf_counter()
@@ -113,9 +117,11 @@ def _rounds(site: Federation, state: State, log: "_Log", last: int, observe: Obs
         if site.faults:
             log.record.provenance["faults"] = site.faults
         log.record.confirm(row)
-        # Before the log: what a checkpoint has behind it, the observer has seen, whenever the process is killed.
+        # Before the log: what a checkpoint has behind it, both have seen, whenever the process is killed.
         if observe is not None:
             observe(site, state, done)
+        if on_round is not None:
+            on_round(dict(row))
         log.add(state, row)
         show(row)
     return state

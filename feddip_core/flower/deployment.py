@@ -24,9 +24,10 @@ import psutil
 import trustme
 
 from ..engine import records
+from ..engine.checkout import beside
 from ..experiment import Experiment
 
-APP = Path(__file__).parent.parent.parent  # with the pyproject.toml that `flwr run` reads
+APP = beside("pyproject.toml").parent  # with the pyproject.toml that `flwr run` reads
 STARTING = 300  # seconds for a SuperLink to listen, on a busy machine
 
 

@@ -1,3 +1,4 @@
+import io
 import itertools
 import json
 import os
@@ -125,6 +126,42 @@ def test_a_dry_run_lists_what_is_left_and_runs_nothing(tmp_path, capsys):
     assert len(records.record_folders(tmp_path / "runs")) == 2
 
 
+def test_a_dry_run_says_what_would_fail(tmp_path, capsys):
+    bad, good = experiment("snip"), experiment("fedavg")
+    place = tmp_path / "runs" / records.folder_name(bad)
+    place.parent.mkdir(parents=True)
+    place.write_text("in the way of the record's folder")
+    words = ["--methods", "snip", "fedavg", *SHORT, "--out", str(tmp_path), "--dry-run"]
+    assert command.main(words) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"would fail: {bad.run_id} SNIP") and f"{place} is in the way" in said.err
+    assert good.run_id in said.out and bad.run_id not in said.out and "1 runs, about" in said.out
+    assert command.main([*words, "--set", "clients=99999"]) == 2
+    assert capsys.readouterr().err.count("ValueError: clients: 99999 is not allowed; 6000 training") == 2
+
+
+def test_a_failure_before_the_notebook_is_told_in_papermills_words(tmp_path):
+    said = io.BytesIO()
+    job = jobs.Job(experiment(), "smoke", tmp_path, reason="papermill ended with 1", said=said)
+    assert job.last_words() == ["papermill ended with 1"]
+    said.write(b"Traceback\n  one\n\n  two\n\x1b[31mNoSuchKernel: python3\x1b[0m\n")
+    assert job.last_words(2) == ["  two", "NoSuchKernel: python3"]
+
+
+def test_a_wheel_brings_the_notebook_and_the_app_of_flower(tmp_path):
+    """Built from this checkout, and asked from elsewhere."""
+    root = Path(jobs.PACKAGE.parent)
+    subprocess.run([sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path], cwd=root, check=True)
+    ask = "from feddip_core.batch.jobs import NOTEBOOK; from feddip_core.engine.checkout import beside; "
+    ask += "print(NOTEBOOK, beside('pyproject.toml'), beside('LICENSE'))"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    found = subprocess.run([sys.executable, "-c", ask], cwd=tmp_path, env=environment, capture_output=True, check=True)
+    names = ("notebooks/experiment.ipynb", "pyproject.toml", "LICENSE")
+    brought = [tmp_path / "feddip_core" / "assets" / "checkout" / name for name in names]
+    assert found.stdout.decode().split() == list(map(str, brought))
+    assert all(path.read_bytes() == (root / name).read_bytes() for path, name in zip(brought, names, strict=True))
+
+
 def test_the_estimate_comes_from_records_or_from_a_few_steps(tmp_path):
     """On a clock that shows a second more at every look: four steps take one, and so does a batch of the test."""
     exp = experiment()
@@ -137,6 +174,7 @@ def test_the_estimate_comes_from_records_or_from_a_few_steps(tmp_path):
 
 @pytest.mark.slow
 def test_a_failed_run_is_reported_and_the_others_are_unharmed(tmp_path, capsys):
+    tmp_path = tmp_path / "{seed} and {braces"  # to Papermill a template
     bad, good = experiment("feddip"), experiment("fedavg")
     place = tmp_path / "runs" / records.folder_name(bad)
     place.parent.mkdir(parents=True)
@@ -144,7 +182,9 @@ def test_a_failed_run_is_reported_and_the_others_are_unharmed(tmp_path, capsys):
     words = ["--methods", "feddip", "fedavg", *SHORT, "--jobs", "2", "--out", str(tmp_path)]
     assert command.main(words) == 1
     error = capsys.readouterr().err
-    assert f"failed: {bad.run_id} FedDIP" in error and "FileExistsError" in error
+    assert f"failed: {bad.run_id} FedDIP" in error
+    assert f"  FileExistsError: [Errno 17] File exists: '{place}'\n  see" in error  # the last line of several
+    assert len(error.splitlines()) > 5
     assert f"see {tmp_path}/notebooks/feddip-seed0-{bad.run_id}.ipynb" in error
     assert (tmp_path / "notebooks" / f"feddip-seed0-{bad.run_id}.ipynb").exists()
     assert records.progress(good, tmp_path / "runs") == (2, True)
@@ -239,7 +279,7 @@ def test_a_module_in_the_working_folder_is_found_by_the_kernel(tmp_path, monkeyp
     monkeypatch.setenv("PYTHONPATH", "given")
     monkeypatch.chdir(tmp_path)
     jobs.Job(experiment(), "smoke", tmp_path).start()
-    assert started == [os.pathsep.join([str(jobs.NOTEBOOK.parent.parent), "given", str(tmp_path)])]
+    assert started == [os.pathsep.join([str(jobs.PACKAGE.parent), "given", str(tmp_path)])]
 
 
 def test_a_plan_of_prunefl_does_not_search_its_first_mask(monkeypatch):

@@ -2,13 +2,14 @@
 
 import json
 
+import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from feddip_core import Experiment, load_model, run
-from feddip_core.engine import final, sources
+from feddip_core.engine import final, measure, partitions, sources
 from feddip_core.engine.checkpoints import digest
 from feddip_core.engine.records import folder_of, load_run
 
@@ -39,6 +40,24 @@ def test_a_finished_run_keeps_the_model_that_it_measured(tiny, tmp_path, monkeyp
             "w": (6383, torch.float32), "mask": (7684, torch.uint8)
         }  # fmt: skip
         assert (folder / final.NAME).stat().st_size < 34_000
+
+
+def test_each_client_is_tested_on_its_own_share(tiny, tmp_path):
+    exp = tiny("fedavg", rounds=1, partition="pathological", clients=20, learning_rate=0.2)
+    accuracy = run(exp, out=tmp_path).metrics["test_accuracy"].iloc[-1]
+    each = final.tested_per_client(folder_of(exp, tmp_path))
+    data = sources.load("fashion_mini")
+    shares = partitions.partition(data.y_test, "pathological", 20, exp.seed)
+    # Four clients share each pair of classes, in training as in the test.
+    assert [sorted(set(data.y_test[i].tolist())) for i in shares[::4]] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert sum(len(i) for i in shares) == len(data.y_test)
+    assert sum(a * len(i) for a, i in zip(each, shares, strict=True)) / len(data.y_test) == pytest.approx(accuracy)
+    assert each.max() > each.min()
+
+
+def test_the_worst_tenth_is_rounded_up():
+    accuracies = pd.Series([0.9, 0.8, 0.1, 0.7, 0.3, 0.6, 0.9, 0.9, 0.9, 0.9, 0.8])
+    assert measure.mean_and_worst_tenth(accuracies) == pytest.approx((7.8 / 11, 0.2))
 
 
 def test_a_run_that_has_not_ended_or_diverged_has_no_model(tiny, tmp_path):

@@ -108,6 +108,21 @@ def test_an_observer_sees_the_federation_the_state_and_the_round(tiny):
     assert done.average.clients == federation.select(1)
 
 
+def test_a_callback_sees_every_round_once_also_if_the_run_resumes(tiny, tmp_path):
+    exp, seen = tiny("fedavg", rounds=3), []
+
+    def note(row):
+        if len(seen) == 2:
+            raise ConnectionError("nobody listens")
+        seen.append(row.pop("round"))  # what it does to its row is its own affair
+
+    with pytest.raises(ConnectionError):
+        run(exp, out=tmp_path, on_round=note)
+    result = run(exp, out=tmp_path, on_round=lambda row: seen.append(row["round"]))
+    assert seen == [1, 2, 3]
+    assert result.provenance["resumed"][0]["after_round"] == 2 and result.metrics["round"].tolist() == [1, 2, 3]
+
+
 def test_a_watcher_is_shown_every_round_of_a_run_that_shows_its_progress(tiny, monkeypatch):
     shown = []
     monkeypatch.delenv("TQDM_DISABLE")
