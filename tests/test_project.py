@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -165,8 +166,9 @@ def test_a_wheel_has_every_file_of_the_package(tmp_path):
     """Built from a copy, by the setuptools that is installed: without a network, without traces in this folder."""
     copy, caches = tmp_path / "project", shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(ROOT / "feddip_core", copy / "feddip_core", ignore=caches)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
+    (copy / "notebooks").mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "notebooks/experiment.ipynb"):
+        shutil.copy(ROOT / name, copy / name)
     code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=copy, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -177,6 +179,15 @@ def test_a_wheel_has_every_file_of_the_package(tmp_path):
     assert "feddip_core/py.typed" in packed
     assert {"native.cpp", "fashion_mini.npz", "fashion_mini.LICENSE"} <= {Path(name).name for name in packed}
     assert not any(name.startswith(("tests/", "notebooks/", "outputs/")) for name in packed)
+    # A batch and a deployment find what a checkout has beside the package.
+    ZipFile(wheel).extractall(tmp_path / "site")
+    ask = "from feddip_core.batch.jobs import NOTEBOOK; from feddip_core.flower.deployment import APP; "
+    ask += "print(NOTEBOOK, APP / 'pyproject.toml', APP / 'LICENSE')"
+    installed = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    found = subprocess.run([sys.executable, "-c", ask], cwd=tmp_path, env=installed, capture_output=True, check=True)
+    names = ("notebooks/experiment.ipynb", "pyproject.toml", "LICENSE")
+    for path, name in zip(found.stdout.decode().split(), names, strict=True):
+        assert path.startswith(str(tmp_path / "site")) and Path(path).read_bytes() == (ROOT / name).read_bytes()
 
 
 @pytest.mark.slow

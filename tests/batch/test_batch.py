@@ -148,20 +148,6 @@ def test_a_failure_before_the_notebook_is_told_in_papermills_words(tmp_path):
     assert job.last_words(2) == ["  two", "NoSuchKernel: python3"]
 
 
-def test_a_wheel_brings_the_notebook_and_the_app_of_flower(tmp_path):
-    """Built from this checkout, and asked from elsewhere."""
-    root = Path(jobs.PACKAGE.parent)
-    subprocess.run([sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path], cwd=root, check=True)
-    ask = "from feddip_core.batch.jobs import NOTEBOOK; from feddip_core.engine.checkout import beside; "
-    ask += "print(NOTEBOOK, beside('pyproject.toml'), beside('LICENSE'))"
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    found = subprocess.run([sys.executable, "-c", ask], cwd=tmp_path, env=environment, capture_output=True, check=True)
-    names = ("notebooks/experiment.ipynb", "pyproject.toml", "LICENSE")
-    brought = [tmp_path / "feddip_core" / "assets" / "checkout" / name for name in names]
-    assert found.stdout.decode().split() == list(map(str, brought))
-    assert all(path.read_bytes() == (root / name).read_bytes() for path, name in zip(brought, names, strict=True))
-
-
 def test_the_estimate_comes_from_records_or_from_a_few_steps(tmp_path):
     """On a clock that shows a second more at every look: four steps take one, and so does a batch of the test."""
     exp = experiment()
