@@ -135,6 +135,9 @@ def _state(folder: Path, plain: dict, arrays: dict[str, Tensor], layout: Layout)
     """The arrays as the model that they are, if they fit the network."""
     try:
         tensors = _payload({"w", "statistics", *arrays}).unpack(layout, arrays, None)
+        for name in ("w", "statistics"):
+            if not tensors[name].isfinite().all():
+                raise ValueError(f"{name} holds a number that is not finite")
     except ValueError as error:
         raise ValueError(f"{folder / NAME}: it does not fit the network; {error}") from error
     m = layout.mask_of(tensors["mask"]) if "mask" in tensors else None
