@@ -42,9 +42,8 @@ def random_mask(
     for k, shape in shapes.items():
         size = prod(shape)
         keep = int((1 - sparsities[k]) * size + 1e-6)  # (1 − 0.9) · 10 is 0.9999999999999998
-        m[k] = torch.zeros(size, dtype=torch.bool)
-        m[k][torch.randperm(size, generator=generator)[:keep]] = True
-        m[k] = m[k].view(*shape)
+        m[k] = torch.zeros(*shape, dtype=torch.bool)
+        m[k].view(-1)[torch.randperm(size, generator=generator)[:keep]] = True
     return m
 
 

@@ -30,7 +30,8 @@ CASES = {
     "snip": dict(rules="released"),
     "prunetrain": dict(lambda_max=0.1, prunetrain_threshold=0.02),
     "feddst": dict(rules="released", clients=6),
-    "feddip_swap": dict(reconfigure_every=1, swap_every=2),
+    "feddip_swap": dict(reconfigure_every=1, swap_every=2, value_bits=16),
+    "feddip with a sparse uplink": dict(sparse_uplink=True),
 }
 
 
