@@ -3,7 +3,7 @@
 # make check       lint, types and the fast tests: under two minutes
 # make torture     ten minutes of random kills, damaged files, hostile clients and random experiments: what held
 # make lab         JupyterLab on the collection
-# make benchmark   a round against a bare PyTorch loop; workers, start-up, growth, a thousand clients on Flower;
+# make benchmark   a round against a bare PyTorch loop; workers, start-up, growth, sparsity, a thousand clients on Flower;
 #                    results in outputs/benchmarks
 # make benchmark-flower   a round against one of Flower's simulation with plain PyTorch clients
 # make benchmark-scale    what the paper's three experiments take: an hour or more, one full-size round of each
@@ -65,6 +65,7 @@ lab: $(INSTALLED)
 
 benchmark: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark.py
+	$(BIN)/python tests/benchmarks/benchmark_sparsity.py
 	$(BIN)/python tests/benchmarks/benchmark_many.py
 
 runs: $(INSTALLED)

@@ -130,10 +130,8 @@ class Clients:
         """(u, x, y) -> loss and ∇loss at u in round t; batch norms update these statistics in place, unless frozen."""
         if self.kernel and loss_of is F.cross_entropy:
             return self.kernel.gradient
-        self.net.train()
-        if self.exp.batch_norm == "frozen" and t > 0:  # they use what the first round left in place of a batch's own
-            for module in models.batch_norms(self.net).values():
-                module.eval()
+        for module in models.batch_norms(self.net.train()).values():
+            module.train(self.exp.batch_norm != "frozen" or t == 0)  # frozen: they use what the first round has left
         counters = {k: v.clone() for k, v in self.counters.items()}
         statistics = self.first_statistics.clone() if statistics is None else statistics
         return eager_gradient(self.forward, self.buffers(statistics) | counters, loss_of)

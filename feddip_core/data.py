@@ -57,14 +57,14 @@ def batches(
     data: Dataset, indices: Tensor, batch_size: int, epochs: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """E passes over a client's samples, each in a new order and with new crops and flips."""
-    x, y = data.x_train[indices], data.y_train[indices]
+    x, y = data.x_train.index_select(0, indices), data.y_train.index_select(0, indices)  # faster than x[indices]
     for _ in range(epochs):
         # Drawn on the CPU, once an epoch: the same numbers for every device, and no wait in the step loop.
         order = torch.randperm(len(x), generator=generator).to(x.device, non_blocking=True)
         augment = _augmentation(data, len(x), generator, x.device)
         for i in range(0, len(x), batch_size):
             batch = order[i : i + batch_size]
-            yield data.normalise(augment(x[batch], i)), y[batch]
+            yield data.normalise(augment(x.index_select(0, batch), i)), y.index_select(0, batch)
 
 
 def _augmentation(

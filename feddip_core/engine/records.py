@@ -100,6 +100,10 @@ class Record:
             raise Taken(
                 f"{self.folder}: another process is at work on this run; wait for it, or choose another folder"
             ) from None
+        except OSError as error:  # some network file systems have no locks
+            raise OSError(
+                f"{self.folder}: it cannot be locked ({error.strerror}); choose a folder on another file system"
+            ) from error
         try:
             for part in self.folder.glob(".*.part"):  # of a process that was killed
                 part.unlink(missing_ok=True)

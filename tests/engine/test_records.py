@@ -1,3 +1,4 @@
+import errno
 import json
 import re
 import threading
@@ -344,3 +345,12 @@ def test_an_index_that_cannot_be_written_stays_as_it_was(tiny, tmp_path, monkeyp
         records.enter(folder_of(exp, tmp_path))
     assert (tmp_path / "index.csv").read_text() == before
     assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob(".*.part"))
+
+
+def test_a_file_system_without_locks_is_named(tiny, tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(OSError, match=r"cannot be locked \(No locks available\); choose a folder"):
+        run(tiny(), out=tmp_path)
