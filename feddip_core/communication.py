@@ -37,9 +37,8 @@ class Form:
 
     def check(self, name: str, layout: Layout, array: Tensor, kept: int | None) -> None:
         """An array from elsewhere has the type and the length that this form says."""
-        count = self.count(layout, kept)
         dtype = {1: torch.uint8, 16: torch.int16}.get(self.bits_each, torch.get_default_dtype())
-        length = math.ceil(count / 8) if self.bits_each == 1 else count
+        length = math.ceil(self.count(layout, kept) / (8 if self.bits_each == 1 else 1))
         if array.dtype != dtype or array.shape != (length,):
             form = f"{array.dtype} of shape {tuple(array.shape)}"
             raise ValueError(f"{name} is {form}; it must be {dtype} of shape ({length},)")
