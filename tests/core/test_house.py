@@ -74,8 +74,13 @@ def modules(path, node):
     ]
 
 
+@cache
 def imports():
     """(file, the function around it or None, the module) of every import in the package."""
+    return list(_imports())
+
+
+def _imports():
     for path, tree in trees().items():
         inside = {}
         for function in ast.walk(tree):

@@ -16,8 +16,8 @@ from feddip_core.engine.assembly import assemble
 # FedDST's clients have masks of their own, PruneFL's keep something from round to round, ResNet-18 has statistics.
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [
-    dict(method="feddst"), dict(method="feddst", rules="released", clients=4), dict(model="resnet18", width=0.05),
-    dict(method="prunefl", model="resnet18", width=0.05, batch_norm="local"),
+    dict(method="prunefl"), dict(method="feddst", rules="released", clients=4), dict(model="resnet18", width=0.05),
+    dict(method="feddst", model="resnet18", width=0.05, batch_norm="local"),
 ], ids=lambda s: "-".join(map(str, s.values())))  # fmt: skip
 def test_any_number_of_workers_gives_the_same_bits(tiny, settings):
     exp = tiny(**({"rounds": 3, "clients": 60, "reconfigure_every": 2} | settings))

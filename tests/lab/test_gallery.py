@@ -18,6 +18,7 @@ def pages(site):
     return {path.stem: path.read_text() for path in site.parent.glob("*.html")}
 
 
+@pytest.mark.slow
 def test_every_notebook_has_a_page_a_card_and_a_thumbnail(site):
     stems = {path.stem for path in NOTEBOOKS}
     assert set(pages(site)) == stems | {"index", "api"}
@@ -29,6 +30,7 @@ def test_every_notebook_has_a_page_a_card_and_a_thumbnail(site):
     assert index.index("Learn") < index.index("Methods") < index.index("Results")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_every_figure_is_there_with_its_words(site, path):
     cells = nbformat.read(path, as_version=4).cells
@@ -39,6 +41,7 @@ def test_every_figure_is_there_with_its_words(site, path):
     assert all('src="data:image/' in image for image in images)
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere_and_every_link_leads_somewhere(site):
     for stem, page in pages(site).items():
         assert "<script" not in page
@@ -48,6 +51,7 @@ def test_nothing_is_loaded_from_elsewhere_and_every_link_leads_somewhere(site):
                 assert (site.parent / target).exists(), f"{stem}: {target}"
 
 
+@pytest.mark.slow
 def test_the_api_page_has_every_public_name_and_every_setting(site):
     page = pages(site)["api"]
     public = [name for name in feddip_core.__all__ if callable(getattr(feddip_core, name))]
@@ -61,6 +65,7 @@ def test_the_api_page_has_every_public_name_and_every_setting(site):
     assert "run(experiment, out=None, *, method=None" in page
 
 
+@pytest.mark.slow
 def test_formulas_are_mathml_and_none_is_left_over(site):
     everything = pages(site)
     assert sum(page.count("<math") for page in everything.values()) > 50
