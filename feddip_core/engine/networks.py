@@ -1,5 +1,6 @@
 """Networks built and checked before anything is trained, a network of your own among them."""
 
+import copy
 import hashlib
 import re
 from collections import Counter
@@ -45,7 +46,7 @@ def _own(hook: str) -> nn.Module:
 
     function = function_of(hook, "model")
     try:
-        net = function()
+        net = copy.deepcopy(function())  # it may give the same one every time, and a run changes it
     except Exception as error:
         raise refuse(f"calling it failed ({type(error).__name__}: {error})") from error
     if not isinstance(net, nn.Module) or not prunable(net):

@@ -132,7 +132,8 @@ def _samples(samples: Callable, hook: str, client: int | None) -> tuple[Tensor, 
     if x.is_floating_point():
         x = x.to(torch.float32)
     if x.dtype not in (torch.uint8, torch.float32) or x.ndim < 2 or len(x) == 0:
-        raise DataError(f"{where}: x is {x.dtype} of shape {tuple(x.shape)}; it must be uint8 or float, N × …, N > 0")
+        needs = "uint8 or float, N × …, N > 0; numbers of words as float, with .long() in the network"
+        raise DataError(f"{where}: x is {x.dtype} of shape {tuple(x.shape)}; it must be {needs}")
     if x.is_floating_point() and not x.isfinite().all():
         raise DataError(f"{where}: x holds a number that is not finite")
     return x, _labels(f"{where}: y", labels, len(x))

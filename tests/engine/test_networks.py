@@ -103,6 +103,15 @@ def test_a_trial_leaves_the_network_and_the_generator_as_they_were():
     assert all(p.grad is None for p in site.net.parameters())
 
 
+def test_a_module_that_a_function_keeps_is_the_same_before_every_run(monkeypatch):
+    kept = own_networks.OutOfOrder()
+    monkeypatch.setattr(own_networks, "keeps", lambda: kept, raising=False)
+    first = run(own("keeps", rounds=1))
+    assert not torch.equal(first.weights["out.weight"], kept.out.weight)
+    again = run(own("keeps", rounds=1))
+    assert torch.equal(first.weights["out.weight"], again.weights["out.weight"])
+
+
 def test_a_changed_network_is_told_from_the_old_one():
     """Layers, shapes and even weights may be the same, and what is done with them another thing."""
 

@@ -143,7 +143,7 @@ GOOD = torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)
     (None, r"\(2\): it gives no pair \(x, y\) of arrays"),
     ((torch.zeros(5), GOOD[1]), r"\(2\): x is torch.float32 of shape \(5,\)"),
     ((torch.zeros(0, 3), GOOD[1][:0]), r"\(2\): x is torch.float32 of shape \(0, 3\)"),
-    ((torch.zeros(5, 3, dtype=torch.int32), GOOD[1]), r"\(2\): x is torch.int32"),
+    ((torch.zeros(5, 3, dtype=torch.int32), GOOD[1]), r"\(2\): x is torch.int32 .* with .long\(\) in the network"),
     ((torch.full((5, 3), torch.nan), GOOD[1]), r"\(2\): x holds a number that is not finite"),
     ((GOOD[0], GOOD[1][:4]), r"\(2\): y is \S+ of shape .* one label of 0, 1, … for each of the 5"),
     ((GOOD[0], GOOD[1] - 1), r"\(2\): y is \S+ of shape .* it must hold one label"),
