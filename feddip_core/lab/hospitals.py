@@ -28,5 +28,5 @@ def samples(client: int | None) -> tuple[Tensor, Tensor]:
 
 
 def network() -> nn.Module:
-    """Convolutions and linear layers of it are pruned; its last layer has one output per class."""
+    """Its linear layers are pruned; the last has one output per class."""
     return nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, DISEASES))
