@@ -73,6 +73,7 @@ def test_every_notebook_checks_its_parameters_before_anything_else(path):
     assert fault(cells, values, **{k.arg: k.value.value for k in first.keywords}) is None  # its own are good
 
 
+@pytest.mark.slow
 def test_papermill_ends_at_an_unknown_parameter_with_that_line(tmp_path):
     path = next(path for path in NOTEBOOKS if path.stem == "00_quickstart")
     with pytest.raises(papermill.PapermillExecutionError) as caught:
