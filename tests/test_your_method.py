@@ -139,7 +139,7 @@ def test_it_is_resumed_to_the_same_bits(tmp_path):
 
 def test_a_class_that_workers_cannot_import_is_refused_before_training(tmp_path):
     for where in (dict(workers=2), dict(federation=lambda *_: None)):
-        with pytest.raises(ValueError, match=r"method: '__main__:Local' is not allowed here; .*yours:Mine"):
+        with pytest.raises(ValueError, match=r"method: '__main__:Local' is not allowed here; .*yours:Local"):
             run(small(method=Local), tmp_path, **where)
     assert not list(tmp_path.iterdir())
 

@@ -43,13 +43,17 @@ def servers(
 def simulate(
     exp: Experiment, out: str | Path | None = None, *, data_dir: str | Path | None = None, processes: int = 2, **options
 ) -> Run:
-    """`run`, with the clients in Flower's simulation: N virtual nodes on `processes` actors of Ray."""
+    """`run`, with the clients in Flower's simulation: N virtual nodes on `processes` actors of Ray.
+
+    With `progress=False` what the actors print is not shown here; Ray keeps it in its own logs.
+    """
     finished: list[Run] = []
     app = servers(exp, out, data_dir, done=finished.append, **options)
     folder = data_dir and str(Path(data_dir).expanduser().resolve())
     from flwr.simulation import run_simulation  # Ray, which takes seconds to import
 
-    backend = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": processes, "include_dashboard": False}}
+    init = {"num_cpus": processes, "include_dashboard": False, "log_to_driver": options.get("progress", True)}
+    backend = {"client_resources": {"num_cpus": 1}, "init_args": init}
     run_simulation(app, clients(folder), num_supernodes=exp.clients, backend_config=backend)
     return finished[0]
 

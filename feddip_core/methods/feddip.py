@@ -53,7 +53,7 @@ class FedDP(Method):
     def feeds_back(self, state):
         # A client's steps never read a pruned weight, and its next round starts it from zero: without feedback the
         # kept weights have the same bits, in every round whose server reads no others.
-        return not self.exp.sparse_uplink or state.m is None or self.reads_pruned(state.t)
+        return self.feedback and (not self.exp.sparse_uplink or state.m is None or self.reads_pruned(state.t))
 
     def reads_pruned(self, t: int) -> bool:
         """Whether the server looks at pruned weights after round t: when it chooses a mask."""

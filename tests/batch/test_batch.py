@@ -40,7 +40,7 @@ def start(*words):
 def test_every_combination_once():
     options = command.parser().parse_args(["--methods", "all", "--seeds", "0", "1", "--partitions", "iid", "shards"])
     experiments = command.chosen(options)
-    assert len(experiments) == 40
+    assert len(experiments) == 48
     assert [(e.method, e.partition, e.seed) for e in experiments[:2]] == [("fedavg", "iid", 0), ("fedprox", "iid", 0)]
     # FedAvg has no mask, so that it is the same run under both rules.
     options = command.parser().parse_args(["--methods", "fedavg", "feddp", "--rules", "paper", "released"])
@@ -85,7 +85,7 @@ def test_data_of_your_own(tmp_path):
     [
         (["--results", "fig9"], "result: 'fig9' is not allowed; it must be one of accuracy"),
         (["--methods", "sgd"], "method: 'sgd' is not allowed; it must be one of fedavg"),
-        (["--set", "rouns=3"], "set: 'rouns' is not allowed; feddip has batch_norm, batch_size"),
+        (["--set", "rouns=3"], "set: 'rouns' is not allowed; feddip has aggregation, batch_norm"),
         (["--set", "rounds=many"], "rounds: 'many' is not allowed; it must be a whole number of at least 1"),
         (["--methods", "snip", "--set", "lambda_max=1"], "set: 'lambda_max' is not allowed; snip has"),
         (["--methods", "nowhere:Mine"], "method: 'nowhere:Mine' is not allowed; it cannot be imported"),

@@ -477,7 +477,7 @@ def check_bits_over_tls(deployment, exp, folder):
 def check_that_a_failure_is_explained(deployment, exp, folder):
     """By the traceback of the server: of four clients there are three."""
     number = deployment.submit(exp, folder, patience=1.0)
-    with pytest.raises(RuntimeError, match=r"(?s)Traceback .*NobodyAnswered: clients 3 are not connected after 1 s"):
+    with pytest.raises(RuntimeError, match=r"(?s)Traceback .*NobodyAnswered: clients .*3 are not connected after 1 s"):
         wait_for(lambda: deployment.ended(number))
 
 
@@ -570,7 +570,7 @@ def test_a_method_that_other_processes_cannot_import_is_refused_before_anything_
         """In a function, where no other process finds it."""
 
     for refused in (few(Inside), few()):
-        with pytest.raises(ValueError, match=r"method: '.*Inside' is not allowed here; .* name it as yours:Mine"):
+        with pytest.raises(ValueError, match=r"method: '.*Inside' is not allowed here; .* name it as yours:Inside"):
             flower.simulate(refused, method=Inside)
     assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
     with pytest.raises(ValueError, match="is not allowed here"):

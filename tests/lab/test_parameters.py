@@ -10,10 +10,6 @@ import pytest
 from feddip_core.lab.parameters import fault
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
-WITHOUT = {  # those that read records do not call it yet
-    "accuracy", "communication", "non_iid", "layer_sparsity", "extreme_sparsity", "paper_vs_code", "convergence",
-    "differences", "reproduction",
-}  # fmt: skip
 CELL = """rounds: int = 16  # T
 target: float = 0.9
 settings: dict = {}
@@ -62,7 +58,7 @@ def test_a_preset_without_the_data_set_is_told():
     )
 
 
-@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.stem not in WITHOUT], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_notebook_checks_its_parameters_before_anything_else(path):
     notebook = nbformat.read(path, as_version=4)
     body = ast.parse(notebook.cells[2].source).body
