@@ -160,7 +160,8 @@ def check_importable(exp: Experiment, *settings: str) -> None:
         if is_hook(value) and (module == "__main__" or "." in name):
             raise ValueError(
                 f"{setting}: {value!r} is not allowed here; other processes cannot import what stands in a notebook's "
-                f"cell or in a function. Write it into a module, such as yours.py, and name it as yours:{name.rpartition('.')[2]}"
+                "cell or in a function. Write it into a module, such as yours.py, and name it as "
+                f"yours:{name.rpartition('.')[2]}"
             )
 
 
