@@ -61,7 +61,8 @@ def obstacle(job: Job) -> str:
                 hook = is_hook(exp.dataset)
                 dataset = sources.of(exp) if hook else _dataset(exp.dataset, exp.normalisation, job.data_dir)
                 assemble(exp, dataset)
-                records.check_origin(folder, records.provenance_of(folder), {"data_sha256": dataset.sha256})
+                here = {"data_sha256": dataset.sha256, "federation": "Federation"}
+                records.check_origin(folder, records.provenance_of(folder), here)
     except Exception as error:  # whatever would stop it
         return f"{type(error).__name__}: {error}"
     return ""

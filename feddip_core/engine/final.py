@@ -1,7 +1,7 @@
 """The final model of a run, beside its record: what a server would send, in one small file.
 
-The kept weights, the mask's bits and the statistics of batch norms, each in the form in which it travels. LeNet-5 with
-nine of ten weights pruned takes 33 kB. Nothing is unpickled, and sizes are checked before memory is taken.
+The kept weights, the mask's bits and the statistics of batch norms, each in the form in which it travels at 32 bits.
+LeNet-5 with nine of ten weights pruned takes 33 kB. Nothing is unpickled, and sizes are checked before memory is taken.
 """
 
 import json
@@ -39,8 +39,7 @@ def save(folder: Path, site: Federation, state: State) -> None:
     if state.m is not None:
         tensors["mask"] = layout.flat_mask(state.m, like=state.w)
     arrays = _payload(tensors).pack(layout, tensors, state.m)
-    shapes = {k: list(shape) for k, shape in (layout.shapes | layout.statistics_shapes).items()}
-    plain = {"run_id": site.exp.run_id, "round": state.t, "shapes": shapes}
+    plain = {"run_id": site.exp.run_id, "round": state.t, "shapes": _shapes(layout)}
     if not is_hook(site.exp.model):
         plain["network"] = {"num_classes": data.num_classes, **data.image}
     plain["sha256"] = digest(arrays, json.dumps(plain))
@@ -97,6 +96,11 @@ def _again(folder: Path, data_dir: str | Path | None) -> Iterator[tuple[Federati
         yield site, load(folder, site)
 
 
+def _shapes(layout: Layout) -> dict[str, list[int]]:
+    """Of every parameter and every statistic."""
+    return {k: list(shape) for k, shape in (layout.shapes | layout.statistics_shapes).items()}
+
+
 def _payload(names: Container[str]) -> Payload:
     """A model on its way to one who holds nothing; a dense one has no mask."""
     return Payload({k: form for k, form in {"mask": MASK, "w": KEPT, "statistics": STATISTICS}.items() if k in names})
@@ -134,6 +138,8 @@ def _network(settings: dict, plain: dict, folder: Path) -> nn.Module:
 def _state(folder: Path, plain: dict, arrays: dict[str, Tensor], layout: Layout) -> State:
     """The arrays as the model that they are, if they fit the network."""
     try:
+        if plain["shapes"] != _shapes(layout):
+            raise ValueError("its layers have other names or shapes")
         tensors = _payload({"w", "statistics", *arrays}).unpack(layout, arrays, None)
         for name in ("w", "statistics"):
             if not tensors[name].isfinite().all():

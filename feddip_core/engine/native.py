@@ -11,6 +11,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -139,9 +140,10 @@ def _own(path: Path) -> bool:
 def _found(folder: Path, key: str) -> Path | None:
     """A library that an earlier process has compiled; its name tells its content, so that none is loaded by half."""
     for path in folder.glob(f"lenet5-{key}-*.so"):
-        if _own(path) and path.stem.endswith(_digest(path)):
-            return path
-        path.unlink()
+        with suppress(FileNotFoundError):  # another process has just removed it
+            if _own(path) and path.stem.endswith(_digest(path)):
+                return path
+            path.unlink()
     return None
 
 

@@ -15,6 +15,7 @@ import subprocess
 import warnings
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from filelock import FileLock, Timeout
 
 from ..experiment import REVISION, Experiment, is_hook
 from ..presets import TABLE_II
+
+# A lock that outlives its process would keep everyone out: where the system has none, an error says so.
+Lock = partial(FileLock, fallback_to_soft=False)
 
 
 class Taken(RuntimeError):
@@ -93,7 +97,7 @@ class Record:
             yield
             return
         # The operating system lets go of the lock when a process dies, however it dies.
-        lock = FileLock(self.folder / ".lock", blocking=False)
+        lock = Lock(self.folder / ".lock", blocking=False)
         try:
             lock.acquire()
         except Timeout:
@@ -208,7 +212,7 @@ def taken(exp: Experiment, out: str | Path) -> bool:
     lock = folder_of(exp, out) / ".lock"
     try:
         if lock.exists():
-            FileLock(lock, blocking=False).acquire().lock.release()
+            Lock(lock, blocking=False).acquire().lock.release()
     except Timeout:
         return True
     return False
@@ -290,7 +294,6 @@ def summary(folder: Path) -> dict:
     """A record in one line of `index.csv`."""
     table, kept = load_run(folder), json.loads((folder / "provenance.json").read_text())
     last, accuracy = table.iloc[-1], table["test_accuracy"]
-    started = [kept["saved"]] if "saved" in kept else []
     return {
         "run": str(folder.relative_to(folder.parent.parent)),
         "dataset": last["dataset"], "method": last["method"], "rules": last["rules"], "partition": last["partition"],
@@ -301,14 +304,14 @@ def summary(folder: Path) -> dict:
         "megabytes_down": round(table["downlink_bits"].sum() / 8e6, 3),
         "megabytes_up": round(table["uplink_bits"].sum() / 8e6, 3),
         "hours": round(table["seconds"].sum() / 3600, 3), "processor": kept["cpu"], "diverged": kept["diverged"],
-        "saved": (started or [""])[0],
+        "saved": kept.get("saved", ""),
     }  # fmt: skip
 
 
 def enter(folder: Path) -> None:
     """Write the record's line into `index.csv`, in place of an older one."""
     index = folder.parent.parent / "index.csv"
-    with FileLock(index.with_name(".index.lock")):
+    with Lock(index.with_name(".index.lock")):
         line = summary(folder)
         try:
             others = [old for old in pd.read_csv(index).to_dict("records") if old["run"] != line["run"]]

@@ -92,7 +92,7 @@ def run(
         site.faults = [*record.provenance.get("faults", []), *site.faults]
         if until is not None and until < state.t:
             raise ValueError(f"until: {until} is not allowed; {record.folder} is at round {state.t} already")
-        if workers > 1:
+        if workers > 1 and state.t < (until or experiment.rounds):
             site.train = stack.enter_context(Workers(site, workers)).train
         log = stack.enter_context(_Log(site, record, state, rows, record.earlier if observe else 0))
         log.unsaved = log.incomplete  # files were lost, and only the checkpoint is left
@@ -251,6 +251,7 @@ def _begin(site: Federation, record: records.Record, latest: int) -> tuple[State
     if record.folder is None or not latest:
         return site.start(), []
     if record.whole and latest >= site.exp.rounds and (record.folder / final.NAME).exists():
+        _check_network(record, records.provenance_of(record.folder))
         record.provenance = records.provenance_of(record.folder)
         return final.load(record.folder, site), record.before
     last = checkpoints.load(record.folder, _key(record), site.clients.device)
@@ -278,7 +279,12 @@ def _check_resumable(site: Federation, record: records.Record, last: checkpoints
             f"gradient: {record.folder} was begun with the {was} one, and here it is {gradient_name(site)}; "
             "resume it where it was begun, or choose another folder"
         )
-    if last.plain["provenance"].get("network_sha256") != record.provenance.get("network_sha256"):
+    _check_network(record, last.plain["provenance"])
+
+
+def _check_network(record: records.Record, made_by: dict) -> None:
+    """A network of your own is the one that the run was begun with."""
+    if made_by.get("network_sha256", "") not in ("", record.provenance.get("network_sha256")):
         raise ValueError(
             f"model: {record.exp.model!r} is not the network that {record.folder} was begun with; give the changed "
             "network another name, or choose another folder"

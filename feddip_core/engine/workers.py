@@ -108,8 +108,9 @@ class Workers:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True,
             pass_fds=() if os.name == "nt" else [self.data.fileno()],
         )  # fmt: skip
-        process.stdin.write(self.order.encode() + b"\n")
-        process.stdin.flush()
+        with suppress(OSError):  # it has died already: the next order fails, and that is counted
+            process.stdin.write(self.order.encode() + b"\n")
+            process.stdin.flush()
         return process
 
     def _replace(self, dead: subprocess.Popen) -> subprocess.Popen:
@@ -117,6 +118,9 @@ class Workers:
         process = self._start()
         self.processes[self.processes.index(dead)] = process
         dead.wait()
+        for pipe in (dead.stdin, dead.stdout):
+            with suppress(OSError):  # what was still to be written is lost with it
+                pipe.close()
         return process
 
 

@@ -99,7 +99,7 @@ class Server(Federation):
         return answers
 
     def collect(self, state: State, chosen: list[int]) -> Replies:
-        """Of the chosen clients those whose answers can be used, with their uploads; all of them, if all diverge."""
+        """Of the chosen clients those whose answers can be used, with their uploads; theirs also if all diverge."""
         # At first, also after a restart, everyone is waited for; later only those who are about to be back.
         self.nodes.wait(chosen, GRACE if self.begun else self.patience, only_asked=self.begun)
         if not self.begun and state.t and self.file and self.file.exists():
@@ -112,9 +112,10 @@ class Server(Federation):
         self._keep_bytes()
         good = {n: a for n, a in answers.items() if not isinstance(a, Rejected)}
         # The word of one client is not enough to end a run.
-        self.may_diverge = len(chosen) > 1 and all(isinstance(a, Diverged) for a in answers.values())
+        diverged = {n: a.answer for n, a in answers.items() if isinstance(a, Diverged)}
+        self.may_diverge = not good and len(diverged) > 1
         if self.may_diverge:
-            good = {n: a.answer for n, a in answers.items()}
+            good = diverged
         if not good:
             reasons = "; ".join(f"client {n}: {reason}" for n, reason in answers.items())
             raise NobodyAnswered(f"round {state.t + 1}: nobody has given an answer that can be used ({reasons})")
@@ -147,6 +148,7 @@ class Server(Federation):
             if isinstance(answers[n], Rejected):
                 self.nodes.forget(n)  # until it says again who it is
             else:
+                self.claims[n] = answers[n][1]
                 self.holds[self.nodes.of[n]] = Held(state.mask_version, state.t)
         return answers
 
@@ -184,7 +186,7 @@ class Server(Federation):
         """The number of samples that a client claims, if it is possible; it is the same in every round."""
         if type(claim) is not int or not 1 <= claim <= self.most_examples:
             raise Rejected(f"it claims {claim!r:.99} samples; it must be a whole number from 1 to {self.most_examples}")
-        if self.claims.setdefault(n, claim) != claim:
+        if self.claims.get(n, claim) != claim:
             raise Rejected(f"it claims {claim} samples, and has {self.claims[n]}")
         return claim
 

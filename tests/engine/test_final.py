@@ -89,7 +89,7 @@ DAMAGE = {
     "it does not fit the network; w holds a number that is not": lambda path: rewritten(
         path, {"w": torch.full((6380,), torch.nan)}
     ),
-    "it does not fit the network; mask is torch.uint8": lambda path: rewritten(path, network=HUGE),
+    "it does not fit the network; its layers have other names or shapes": lambda path: rewritten(path, network=HUGE),
     "it does not fit the network (TypeError": lambda path: rewritten(path, network={"num_classes": "ten"}),
     "it does not fit the network (ValueError: size: 2": lambda path: rewritten(path, network=HUGE | {"size": 2}),
 }

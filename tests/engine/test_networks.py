@@ -132,6 +132,9 @@ def test_a_changed_network_does_not_resume(tmp_path, monkeypatch):
         run(exp, tmp_path)
     monkeypatch.setattr(own_networks, "changing", own_networks.OutOfOrder)
     assert len(run(exp, tmp_path).metrics) == 2
+    monkeypatch.setattr(own_networks, "changing", own_networks.Gated)
+    with pytest.raises(ValueError, match=r"^model: .* is not the network"):  # nor is a finished run passed off as its
+        run(exp, tmp_path)
 
 
 def test_functions_of_a_cell_train_here_and_are_refused_where_other_processes_need_them(monkeypatch):

@@ -347,9 +347,10 @@ def test_an_index_that_cannot_be_written_stays_as_it_was(tiny, tmp_path, monkeyp
     assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob(".*.part"))
 
 
-def test_a_file_system_without_locks_is_named(tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_named(tiny, tmp_path, monkeypatch, number):
     def flock(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(number, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(OSError, match=r"cannot be locked \(No locks available\); choose a folder"):
