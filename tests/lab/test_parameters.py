@@ -59,7 +59,8 @@ def test_a_preset_without_the_data_set_is_told():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_notebook_checks_its_parameters_before_anything_else(path):
+def test_every_notebook_checks_its_parameters_before_anything_else(path, monkeypatch):
+    monkeypatch.chdir(path.parent)
     notebook = nbformat.read(path, as_version=4)
     body = ast.parse(notebook.cells[2].source).body
     first = next(node for node in body if not isinstance(node, ast.Import | ast.ImportFrom)).value
