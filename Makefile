@@ -79,7 +79,8 @@ benchmark-flower: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark_flower.py
 
 # The figures, then the outputs that the notebooks carry: whoever adds a record renews both.
-OF_RECORDS := accuracy communication non_iid layer_sparsity extreme_sparsity paper_vs_code convergence reproduction
+OF_RECORDS := 10_reproduction 11_accuracy 12_communication 13_non_iid 14_layer_sparsity 15_extreme_sparsity \
+  16_paper_vs_code 20_convergence
 paper-fashion: $(INSTALLED)
 	$(BIN)/python -m feddip_core.reproduce --preset paper --dataset fashion_mnist --jobs 2
 	$(MAKE) notebooks NOTEBOOKS='$(patsubst %,notebooks/%.ipynb,$(OF_RECORDS))'

@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-BESIDE = ("notebooks/experiment.ipynb", "pyproject.toml", "LICENSE")
+BESIDE = ("notebooks/31_experiment.ipynb", "pyproject.toml", "LICENSE")
 
 
 class BuildWithCheckout(build_py):

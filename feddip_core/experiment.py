@@ -26,7 +26,7 @@ METHODS: dict[str, type] = {}  # by name; `feddip_core.methods` fills it, and a 
 MODELS = ("lenet5", "alexnet", "resnet18")
 HOOK = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.<>]*"  # something of your own, as package.module:name
 # How a result is computed, not what: another order of the same sums.
-HOW = ("device", "gradient", "threads", "channels_last", "torch_compile", "stacked")
+EXECUTION_SETTINGS = ("device", "gradient", "threads", "channels_last", "torch_compile", "stacked")
 
 COMMON: dict[str, Setting] = dict(
     method=matching("feddip", r".+", "a known method, a subclass of Method, or its name as package.module:Class",
@@ -225,8 +225,8 @@ class Experiment:
         return Experiment(**({k: v for k, v in by_hand.items() if k in known} | changes))
 
     def on_any_machine(self) -> "Experiment":
-        """The same experiment with HOW at its defaults: what two records of one result have in common."""
-        return self.replace(**{k: COMMON[k].default for k in HOW})
+        """The same experiment with the execution settings at their defaults: what two records of one result share."""
+        return self.replace(**{k: COMMON[k].default for k in EXECUTION_SETTINGS})
 
     def differences_from_paper(self) -> dict[str, Any]:
         """Each setting that is not the paper's, with the paper's value; empty for a run at the paper's scale."""
@@ -234,7 +234,7 @@ class Experiment:
             return {"dataset": list(TABLE_II)}
         paper = Experiment.preset("paper", dataset=self.dataset, method=self.method)
         # The paper names no seed, and uses two partitions.
-        free = {"seed", "partition", *HOW} | (set() if self.method_class.released else {"rules"})
+        free = {"seed", "partition", *EXECUTION_SETTINGS} | (set() if self.method_class.released else {"rules"})
         return {k: v for k, v in paper.to_dict().items() if k not in free and self.__dict__.get(k, v) != v}
 
     @classmethod

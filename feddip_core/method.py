@@ -122,7 +122,7 @@ class Method:
     def download(self, state: State, n: int) -> Payload:
         """The kept weights, and the mask unless the client holds it."""
         parts = {"w": KEPT, "statistics": STATISTICS}
-        if state.m is not None and state.held[n] != state.mask_version:
+        if state.m is not None and state.client_mask_versions[n] != state.mask_version:
             parts["mask"] = self.mask_form
         return Payload(parts, state.kept)
 

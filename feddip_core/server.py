@@ -40,8 +40,8 @@ class Federation:
         w, statistics, method = self.clients.first_weights, self.clients.first_statistics, self.method
         w, m, memory = method.sketch(w) if sketch else method.start(w, self.ask)
         own = {n: norms for n in range(self.exp.clients) if (norms := self.clients.norms_of(w, statistics))}
-        held = (-1,) * self.exp.clients
-        return State(0, method.remembered(w, m), m, statistics.clone(), held=held, memory=memory, own=own)
+        versions = (-1,) * self.exp.clients
+        return State(0, method.remembered(w, m), m, statistics.clone(), 0, versions, memory, own)
 
     def round(self, state: State) -> tuple[State, Round]:
         """One pass of Algorithm 1: select, download, train, aggregate, choose the mask, prune."""

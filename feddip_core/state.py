@@ -23,7 +23,7 @@ class State:
     m: Mask | None  # None is a dense model
     statistics: Tensor  # of the batch norms, averaged like weights
     mask_version: int = 0
-    held: tuple[int, ...] = ()  # for each client, the version of the mask that it was sent last
+    client_mask_versions: tuple[int, ...] = ()  # for each client, the version of the mask that it was sent last
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # what a method keeps from round to round
     own: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)  # what each client keeps for itself
 
@@ -34,9 +34,10 @@ class State:
 
     def then(self, w: Tensor, m: Mask | None, memory: Tensors, average: "Average", changed: bool) -> "State":
         """The state after a round that ends with these weights, this mask and this memory."""
-        held = tuple(self.mask_version if n in average.clients else v for n, v in enumerate(self.held))
+        before, drawn = self.client_mask_versions, average.clients
+        versions = tuple(self.mask_version if n in drawn else v for n, v in enumerate(before))
         own = {**self.own, **{n: {**self.own.get(n, {}), **new} for n, new in average.own.items() if new}}
-        return State(self.t + 1, w, m, average.mean["statistics"], self.mask_version + changed, held, memory, own)
+        return State(self.t + 1, w, m, average.mean["statistics"], self.mask_version + changed, versions, memory, own)
 
     def replace(self, **changes) -> "State":
         return dataclasses.replace(self, **changes)

@@ -167,7 +167,7 @@ def test_a_wheel_has_every_file_of_the_package(tmp_path):
     copy, caches = tmp_path / "project", shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(ROOT / "feddip_core", copy / "feddip_core", ignore=caches)
     (copy / "notebooks").mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "notebooks/experiment.ipynb"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "notebooks/31_experiment.ipynb"):
         shutil.copy(ROOT / name, copy / name)
     code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=copy, capture_output=True, text=True)
@@ -185,7 +185,7 @@ def test_a_wheel_has_every_file_of_the_package(tmp_path):
     ask += "print(NOTEBOOK, APP / 'pyproject.toml', APP / 'LICENSE')"
     installed = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     found = subprocess.run([sys.executable, "-c", ask], cwd=tmp_path, env=installed, capture_output=True, check=True)
-    names = ("notebooks/experiment.ipynb", "pyproject.toml", "LICENSE")
+    names = ("notebooks/31_experiment.ipynb", "pyproject.toml", "LICENSE")
     for path, name in zip(found.stdout.decode().split(), names, strict=True):
         assert path.startswith(str(tmp_path / "site")) and Path(path).read_bytes() == (ROOT / name).read_bytes()
 

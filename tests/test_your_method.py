@@ -236,7 +236,7 @@ def test_another_process_reads_the_record_without_the_class(tmp_path):
 
 
 def test_the_notebook_builds_one_step_by_step():
-    notebook = nbformat.read(ROOT / "notebooks" / "own_method.ipynb", as_version=4)
+    notebook = nbformat.read(ROOT / "notebooks" / "32_own_method.ipynb", as_version=4)
     classes = [cell.source for cell in notebook.cells if cell.cell_type == "code" and "(Method):" in cell.source]
     assert len(classes) >= 2 and all(len(source.splitlines()) <= 20 for source in classes)
 

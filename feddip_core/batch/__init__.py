@@ -1,4 +1,4 @@
-"""Many runs with one command, each an execution of notebooks/experiment.ipynb by Papermill.
+"""Many runs with one command, each an execution of notebooks/31_experiment.ipynb by Papermill.
 
     python -m feddip_core.batch --preset paper --dataset fashion_mnist --methods all --seeds 0 1 2 --jobs 2
 

@@ -11,7 +11,7 @@ import yaml
 
 from ..engine import sources
 from ..engine.run import check_importable
-from ..experiment import HOW, METHODS, Experiment, is_hook, settings_of
+from ..experiment import EXECUTION_SETTINGS, METHODS, Experiment, is_hook, settings_of
 from ..presets import PRESETS
 from ..study import wanted
 from .estimate import obstacle, plan
@@ -29,8 +29,10 @@ def chosen(options: argparse.Namespace) -> list[Experiment]:
 def _needed(options: argparse.Namespace) -> list[Experiment]:
     """What the result notebooks want, of the seeds that were asked for, computed as `--set` says."""
     how = dict(map(_setting, options.set))
-    for name in how.keys() - set(HOW):
-        raise ValueError(f"set: {name!r} is not allowed with --results; it must be one of {', '.join(HOW)}")
+    for name in how.keys() - set(EXECUTION_SETTINGS):
+        raise ValueError(
+            f"set: {name!r} is not allowed with --results; it must be one of {', '.join(EXECUTION_SETTINGS)}"
+        )
     names = list(wanted.RESULTS) if options.results == ["all"] else options.results
     tables = [wanted.wanted(name, options.preset, options.dataset or "fashion_mini") for name in names]
     found = [exp for table in tables for experiments in table.values() for exp in experiments]

@@ -28,8 +28,8 @@ def seconds_per_round(exp: Experiment, out: Path, data_dir: str = "") -> float:
 
 def _measured(exp: Experiment, data_dir: str, steps: int = 4) -> float:
     with computing(exp):
-        site = assemble(exp, data_dir=data_dir or None)
-        clients, state = site.clients, site.start(sketch=True)  # a start may take hundreds of steps at a client
+        fed = assemble(exp, data_dir=data_dir or None)
+        clients, state = fed.clients, fed.start(sketch=True)  # a start may take hundreds of steps at a client
         batches = list(itertools.islice(clients.batches(0, 0, "batches", exp.local_epochs), steps))
         float(clients.train_(state.w.clone(), state.m, batches[:1], statistics=state.statistics.clone()))
         began = time.perf_counter()  # float: a GPU is only done when its numbers are asked for
@@ -37,7 +37,7 @@ def _measured(exp: Experiment, data_dir: str, steps: int = 4) -> float:
         step = (time.perf_counter() - began) / len(batches)
         tested = min(EVALUATION_BATCH, len(clients.data.y_test))
         began = time.perf_counter()
-        evaluate(site, state, slice(tested))
+        evaluate(fed, state, slice(tested))
         evaluation = (time.perf_counter() - began) / tested * len(clients.data.y_test)
     steps_per_client = exp.local_epochs * sum(-(-len(part) // exp.batch_size) for part in clients.parts) / exp.clients
     return exp.clients_per_round * steps_per_client * step + evaluation

@@ -1,4 +1,4 @@
-"""Runs as executions of notebooks/experiment.ipynb by Papermill, several side by side, each interruptible."""
+"""Runs as executions of notebooks/31_experiment.ipynb by Papermill, several side by side, each interruptible."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from ..engine.checkout import PACKAGE, beside
 from ..experiment import Experiment
 from ..presets import CLASSES
 
-NOTEBOOK = beside("notebooks/experiment.ipynb")
+NOTEBOOK = beside("notebooks/31_experiment.ipynb")
 FREE = ("preset", "dataset", "method", "seed", "partition", "rules")  # the notebook's own parameters
 PATIENCE = 60  # seconds for a run to save what it has after Ctrl-C
 
@@ -96,7 +96,7 @@ class Job:
         self.reason = _error(self.notebook) if self.process.returncode else ""
         if self.process.returncode == 0 and whole:
             self.state = "done"
-        elif self.reason.startswith(records.Taken.__name__) or (not self.reason and (whole or self.taken())):
+        elif self.reason.startswith(records.RecordInUse.__name__) or (not self.reason and (whole or self.taken())):
             # Without an error in it the notebook is the other process's, which has the same name.
             self.state = "elsewhere"
         else:

@@ -18,7 +18,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from ..state import State
-from .records import Foreign, write
+from .records import AnotherRun, write
 
 NAME = "checkpoint.safetensors"
 
@@ -59,7 +59,7 @@ def load(folder: Path, key: str, device: torch.device) -> Checkpoint | None:
         return None
     if metadata["key"] != key:
         theirs, ours = (" ".join(word[:12] for word in each.split()) for each in (metadata["key"], key))
-        raise Foreign(
+        raise AnotherRun(
             f"{path} belongs to another run or to other data ({theirs}, and here it is {ours}); choose another folder, "
             "or move this one away"
         )
@@ -88,7 +88,11 @@ def tensors_of(state: State) -> dict[str, Tensor]:
     """All of a state but its two counters, as named tensors."""
     named = {f"mask/{k}": v for k, v in (state.m or {}).items()} | {f"memory/{k}": v for k, v in state.memory.items()}
     named |= {f"own/{n}/{k}": v for n, own in state.own.items() for k, v in own.items()}
-    return {"w": state.w, "statistics": state.statistics, "held": torch.tensor(state.held)} | named
+    return {
+        "w": state.w,
+        "statistics": state.statistics,
+        "client_mask_versions": torch.tensor(state.client_mask_versions),
+    } | named
 
 
 def state_of(tensors: Mapping[str, Tensor], t: int, mask_version: int, prunable: Sequence[str]) -> State:
@@ -103,5 +107,5 @@ def state_of(tensors: Mapping[str, Tensor], t: int, mask_version: int, prunable:
         own.setdefault(int(n), {})[name] = v
     m = part("mask")  # a file has sorted the names
     ordered = {k: m[k] for k in prunable} if m else None
-    held = tuple(tensors["held"].tolist())
-    return State(t, tensors["w"], ordered, tensors["statistics"], mask_version, held, part("memory"), own)
+    versions = tuple(tensors["client_mask_versions"].tolist())
+    return State(t, tensors["w"], ordered, tensors["statistics"], mask_version, versions, part("memory"), own)

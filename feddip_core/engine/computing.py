@@ -89,7 +89,7 @@ def kernel(exp: Experiment, net: nn.Module, dataset: Dataset) -> native.Kernel |
     except native.Unavailable as reason:
         if exp.gradient == "native":
             raise ValueError(f"gradient: 'native' is not available; {reason}") from reason
-        if isinstance(reason, native.NotHere):
+        if isinstance(reason, native.CannotBuild):
             warnings.warn(f"gradient: eager, several times slower than native; {reason}", stacklevel=2)
         return None
 

@@ -32,15 +32,15 @@ NAME = "model.safetensors"
 DELETE = "delete it, and the run makes it again"
 
 
-def save(folder: Path, site: Federation, state: State) -> None:
+def save(folder: Path, fed: Federation, state: State) -> None:
     """Keep the pruned model of this state; a file that holds it already is not touched."""
-    layout, data = site.clients.layout, site.clients.data
+    layout, data = fed.clients.layout, fed.clients.data
     tensors = {"w": state.w, "statistics": state.statistics}
     if state.m is not None:
         tensors["mask"] = layout.flat_mask(state.m, like=state.w)
     arrays = _payload(tensors).pack(layout, tensors, state.m)
-    plain = {"run_id": site.exp.run_id, "round": state.t, "shapes": _shapes(layout)}
-    if not is_hook(site.exp.model):
+    plain = {"run_id": fed.exp.run_id, "round": state.t, "shapes": _shapes(layout)}
+    if not is_hook(fed.exp.model):
         plain["network"] = {"num_classes": data.num_classes, **data.image}
     plain["sha256"] = digest(arrays, json.dumps(plain))
     # One entry, since safetensors writes several in any order: the same model is the same file.
@@ -67,24 +67,24 @@ def load_model(folder: str | Path) -> nn.Module:
     return net.eval()
 
 
-def load(folder: Path, site: Federation) -> State:
+def load(folder: Path, fed: Federation) -> State:
     """The last state of a finished run, as far as its model goes."""
-    state = _state(folder, *_read(folder, site.exp.run_id), site.clients.layout)
-    device = site.clients.device
+    state = _state(folder, *_read(folder, fed.exp.run_id), fed.clients.layout)
+    device = fed.clients.device
     m = state.m and {k: v.to(device) for k, v in state.m.items()}
     return state.replace(w=state.w.to(device), m=m, statistics=state.statistics.to(device))
 
 
 def tested(folder: str | Path, data_dir: str | Path | None = None) -> tuple[float, float]:
     """Accuracy and loss of a record's final model on the test data, as its last round has measured them."""
-    with _again(Path(folder), data_dir) as (site, state):
-        return measure.evaluate(site, state)
+    with _again(Path(folder), data_dir) as (fed, state):
+        return measure.evaluate(fed, state)
 
 
 def tested_per_client(folder: str | Path, data_dir: str | Path | None = None) -> pd.Series:
     """Of a record's final model, each client's accuracy; see `measure.client_accuracies`."""
-    with _again(Path(folder), data_dir) as (site, state):
-        return measure.client_accuracies(site, state)
+    with _again(Path(folder), data_dir) as (fed, state):
+        return measure.client_accuracies(fed, state)
 
 
 @contextmanager
@@ -92,8 +92,8 @@ def _again(folder: Path, data_dir: str | Path | None) -> Iterator[tuple[Federati
     """The federation of a record, and the state that it ended with."""
     exp = experiment_of(folder)
     with computing(exp):
-        site = assemble(exp, data_dir=data_dir)
-        yield site, load(folder, site)
+        fed = assemble(exp, data_dir=data_dir)
+        yield fed, load(folder, fed)
 
 
 def _shapes(layout: Layout) -> dict[str, list[int]]:

@@ -35,7 +35,7 @@ class Unavailable(Exception):
     """Why this network has no native gradient."""
 
 
-class NotHere(Unavailable):
+class CannotBuild(Unavailable):
     """What this machine lacks for it."""
 
 
@@ -119,7 +119,7 @@ def _library(*sizes: str) -> ctypes.CDLL:
         folder = _private(user_cache() / "native")
         library = ctypes.CDLL(str(_found(folder, key) or _compiled(folder, key, command)))
     except OSError as error:
-        raise NotHere(f"it could not be made or loaded ({error})") from error
+        raise CannotBuild(f"it could not be made or loaded ({error})") from error
     library.gradient.restype, library.workspace_bytes.restype = ctypes.c_float, ctypes.c_int64
     return library
 
@@ -128,7 +128,7 @@ def _private(folder: Path) -> Path:
     """The folder, made if need be: one that nobody else can put code into."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.name == "posix" and not (_own(folder) and stat.S_IMODE(folder.lstat().st_mode) & 0o022 == 0):
-        raise NotHere(f"others can write to {folder}; make it yours alone (chmod go-w), or remove it")
+        raise CannotBuild(f"others can write to {folder}; make it yours alone (chmod go-w), or remove it")
     return folder
 
 
@@ -154,11 +154,11 @@ def _digest(path: Path) -> str:
 def _compiled(folder: Path, key: str, command: list[str]) -> Path:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
     if compiler is None:
-        raise NotHere("there is no C++ compiler (c++, g++ or clang++) on the PATH")
+        raise CannotBuild("there is no C++ compiler (c++, g++ or clang++) on the PATH")
     with tempfile.TemporaryDirectory(dir=folder) as room:
         part = Path(room) / "lenet5.so"
         done = subprocess.run([compiler, *command, str(SOURCE), "-o", str(part)], capture_output=True, text=True)
         if done.returncode:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), "no reason given")
-            raise NotHere(f"{compiler} failed ({reason})")
+            raise CannotBuild(f"{compiler} failed ({reason})")
         return part.replace(folder / f"lenet5-{key}-{_digest(part)}.so")

@@ -30,11 +30,11 @@ from ..presets import TABLE_II
 Lock = partial(FileLock, fallback_to_soft=False)
 
 
-class Taken(RuntimeError):
+class RecordInUse(RuntimeError):
     """The run is under way in another process."""
 
 
-class Foreign(ValueError):
+class AnotherRun(ValueError):
     """What is in the folder is not this run's, and stays as it is."""
 
 
@@ -101,7 +101,7 @@ class Record:
         try:
             lock.acquire()
         except Timeout:
-            raise Taken(
+            raise RecordInUse(
                 f"{self.folder}: another process is at work on this run; wait for it, or choose another folder"
             ) from None
         except OSError as error:  # some network file systems have no locks
@@ -171,7 +171,7 @@ def check_origin(folder: Path, there: dict, here: dict) -> None:
         if theirs and ours and theirs != ours:
             if name == "data_sha256":
                 theirs, ours = (", ".join(f"{k} {v[:12]}" for k, v in each.items()) for each in (theirs, ours))
-            raise Foreign(
+            raise AnotherRun(
                 f"{folder} was made with {name} {theirs}, and here it is {ours}; choose another folder, "
                 "such as run(exp, out='elsewhere'), or move this one away"
             )

@@ -17,21 +17,21 @@ TRIMMED = 0.2  # of the uploads, at either end; at least one of three
 PART = 2**20  # numbers that are sorted at a time
 
 
-def protect_(site: Federation) -> None:
+def protect_(fed: Federation) -> None:
     """Let a federation aggregate as its experiment says."""
-    exp = site.exp
+    exp = fed.exp
     chosen = {k: getattr(exp, k) for k in ("aggregation", "clip_norm") if getattr(exp, k) != exp.settings[k].default}
     for name, value in chosen.items():
-        if not site.method.one_mask:
+        if not fed.method.one_mask:
             raise ValueError(f"{name}: {value!r} is not allowed; the clients of {exp.method} upload different weights")
     if "aggregation" in chosen:
         if exp.clients_per_round < 3:
             needs = f"{exp.aggregation} needs at least 3, of which it leaves out one at either end"
             raise ValueError(f"clients_per_round: {exp.clients_per_round} is not allowed; {needs}")
-        site.aggregate = median if exp.aggregation == "median" else trimmed_mean
+        fed.aggregate = median if exp.aggregation == "median" else trimmed_mean
     if "clip_norm" in chosen:
-        collect = site.collect
-        site.collect = lambda state, chosen: clipped(site, state, collect(state, chosen))
+        collect = fed.collect
+        fed.collect = lambda state, chosen: clipped(fed, state, collect(state, chosen))
 
 
 def trimmed_mean(uploads: Iterable[Tensors], sizes: Sequence[int]) -> Tensors:
@@ -58,18 +58,16 @@ def _inner_mean(uploads: list[Tensors], cut: int) -> Tensors:
     return {name: whole(name) for name in uploads[0]}
 
 
-def clipped(site: Federation, state: State, replies: Replies) -> Replies:
+def clipped(fed: Federation, state: State, replies: Replies) -> Replies:
     """w_n ← w + min(1, C / ‖w_n − w‖) (w_n − w), where w is what client n began with, for each upload."""
 
     def uploads() -> Iterator[Upload]:
         for n, upload in zip(replies.clients, replies.uploads, strict=True):
-            start = site.ready(state, n)[0]
+            start = fed.ready(state, n)[0]
             update = upload.values["w"] - start
             length = float(update.norm(dtype=torch.float64))
             yield (
-                upload
-                if length <= site.exp.clip_norm
-                else upload.plus(w=start + update * (site.exp.clip_norm / length))
+                upload if length <= fed.exp.clip_norm else upload.plus(w=start + update * (fed.exp.clip_norm / length))
             )
 
     return Replies(replies.clients, replies.sizes, uploads())

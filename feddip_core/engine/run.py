@@ -82,44 +82,44 @@ def run(
     with computing(experiment), ExitStack() as stack:
         # Data that clients bring are not the server's to see, unless the clients are in this process.
         dataset = sources.of(experiment, data_dir, None if federation is Federation else [None])
-        site = assemble(experiment, dataset, federation)
-        made_by = dict(gradient=gradient_name(site), numerics=numerics(), federation=type(site).__qualname__)
-        made_by |= networks.described(site.clients)
+        fed = assemble(experiment, dataset, federation)
+        made_by = dict(gradient=gradient_name(fed), numerics=numerics(), federation=type(fed).__qualname__)
+        made_by |= networks.described(fed.clients)
         record = records.Record(experiment, dataset.sha256, out, **made_by)
         stack.enter_context(record.alone())
         latest = experiment.rounds if observe is None else getattr(observe, "seen", 0)
-        state, rows = _begin(site, record, latest)
-        site.faults = [*record.provenance.get("faults", []), *site.faults]
+        state, rows = _begin(fed, record, latest)
+        fed.faults = [*record.provenance.get("faults", []), *fed.faults]
         if until is not None and until < state.t:
             raise ValueError(f"until: {until} is not allowed; {record.folder} is at round {state.t} already")
         if workers > 1 and state.t < (until or experiment.rounds):
-            site.train = stack.enter_context(Workers(site, workers)).train
-        log = stack.enter_context(_Log(site, record, state, rows, record.earlier if observe else 0))
+            fed.train = stack.enter_context(Workers(fed, workers)).train
+        log = stack.enter_context(_Log(fed, record, state, rows, record.earlier if observe else 0))
         log.unsaved = log.incomplete  # files were lost, and only the checkpoint is left
-        show = stack.enter_context(_shown(site, rows, state.t, progress))
-        state = _rounds(site, state, log, until or experiment.rounds, observe, on_round, show)
+        show = stack.enter_context(_shown(fed, rows, state.t, progress))
+        state = _rounds(fed, state, log, until or experiment.rounds, observe, on_round, show)
         if log.unsaved:
             log.save()
-        return finished(site, state, pd.DataFrame(rows), record.provenance)
+        return finished(fed, state, pd.DataFrame(rows), record.provenance)
 
 
 def _rounds(
-    site: Federation, state: State, log: "_Log", last: int, observe: Observer | None, on_round, show
+    fed: Federation, state: State, log: "_Log", last: int, observe: Observer | None, on_round, show
 ) -> State:  # fmt: skip
     """Round after round until the last, or until the loss is no longer finite."""
     while state.t < last and not (log.rows and records.diverged(log.rows[-1])):
         began = time.perf_counter()
-        after, done = site.round(state)
-        row = measure.row(site, state, after, done, 0.0)
-        if records.diverged(row) and not site.may_diverge:
+        after, done = fed.round(state)
+        row = measure.row(fed, state, after, done, 0.0)
+        if records.diverged(row) and not fed.may_diverge:
             raise RuntimeError(f"round {after.t}: its loss is not finite; it is refused, and the round before it stays")
         row["seconds"], state = time.perf_counter() - began, after
-        if site.faults:
-            log.record.provenance["faults"] = site.faults
+        if fed.faults:
+            log.record.provenance["faults"] = fed.faults
         log.record.confirm(row)
         # Before the log: what a checkpoint has behind it, both have seen, whenever the process is killed.
         if observe is not None:
-            observe(site, state, done)
+            observe(fed, state, done)
         if on_round is not None:
             on_round(dict(row))
         log.add(state, row)
@@ -127,16 +127,16 @@ def _rounds(
     return state
 
 
-def finished(site: Federation, state: State, metrics: pd.DataFrame, provenance: dict) -> Run:
+def finished(fed: Federation, state: State, metrics: pd.DataFrame, provenance: dict) -> Run:
     """The final model, on the CPU."""
-    layout, clients = site.clients.layout, site.clients
+    layout, clients = fed.clients.layout, fed.clients
     w = layout.prune(state.w, state.m)
     if state.m is not None:  # of a diverged model also where NaN · 0 is not 0
         w = w.masked_fill(layout.flat_mask(state.m, like=w) == 0, 0)
     weights, statistics = layout.views(w.cpu()), clients.buffers(state.statistics.cpu())
     clients.net.cpu().eval().load_state_dict({**weights, **statistics}, strict=False)
-    m = {k: v.cpu() for k, v in site.full_mask(state.m).items()}
-    return Run(site.exp, metrics, weights, m, statistics, clients.net, provenance)
+    m = {k: v.cpu() for k, v in fed.full_mask(state.m).items()}
+    return Run(fed.exp, metrics, weights, m, statistics, clients.net, provenance)
 
 
 def _check_options(exp: Experiment, workers: int, until: int | None, federation: Callable[..., Federation]) -> None:
@@ -178,10 +178,10 @@ def _whole(value: object, low: int, high: int | None = None) -> bool:
 class _Log:
     """A run's rows, with its record and its checkpoint: saved at the end, after an interruption, and in between."""
 
-    def __init__(self, site: Federation, record: records.Record, state: State, rows: list[dict], floor: int):
-        self.site, self.record, self.state, self.rows = site, record, state, rows
+    def __init__(self, fed: Federation, record: records.Record, state: State, rows: list[dict], floor: int):
+        self.fed, self.record, self.state, self.rows = fed, record, state, rows
         # Rounds that others train are few and slow: each of them is kept.
-        self.share = SAVING_SHARE if type(site) is Federation else float("inf")
+        self.share = SAVING_SHARE if type(fed) is Federation else float("inf")
         self.floor = floor  # the round from which a checkpoint may be replaced: one that went further is kept
         self.saved, self.cost, self.unsaved = time.perf_counter(), 0.0, False
 
@@ -196,7 +196,7 @@ class _Log:
     @property
     def finished(self) -> bool:
         """Whether there is a final model."""
-        return self.state.t == self.site.exp.rounds and not records.diverged(self.rows[-1])
+        return self.state.t == self.fed.exp.rounds and not records.diverged(self.rows[-1])
 
     @property
     def incomplete(self) -> bool:
@@ -216,7 +216,7 @@ class _Log:
         began = time.perf_counter()
         rows = self.rows[: self.state.t]  # an interruption may fall between a row and its state
         if self.record.folder and self.finished:
-            final.save(self.record.folder, self.site, self.state)  # first: a whole record has its model
+            final.save(self.record.folder, self.fed, self.state)  # first: a whole record has its model
         if rows:
             self.record.save(rows)
         if rows and self.record.folder and len(rows) >= self.floor:
@@ -246,24 +246,24 @@ def _key(record: records.Record) -> str:
     return " ".join([record.exp.run_id, str(REVISION), *record.provenance["data_sha256"].values()])
 
 
-def _begin(site: Federation, record: records.Record, latest: int) -> tuple[State, list[dict]]:
+def _begin(fed: Federation, record: records.Record, latest: int) -> tuple[State, list[dict]]:
     """Where the run stands, or the beginning if it has not begun or stands at a later round than `latest`."""
     if record.folder is None or not latest:
-        return site.start(), []
-    if record.whole and latest >= site.exp.rounds and (record.folder / final.NAME).exists():
+        return fed.start(), []
+    if record.whole and latest >= fed.exp.rounds and (record.folder / final.NAME).exists():
         _check_network(record, records.provenance_of(record.folder))
         record.provenance = records.provenance_of(record.folder)
-        return final.load(record.folder, site), record.before
-    last = checkpoints.load(record.folder, _key(record), site.clients.device)
+        return final.load(record.folder, fed), record.before
+    last = checkpoints.load(record.folder, _key(record), fed.clients.device)
     if last is None or last.plain["t"] > latest:
-        return site.start(), []
-    _check_resumable(site, record, last)
+        return fed.start(), []
+    _check_resumable(fed, record, last)
     record.resume(last.plain["provenance"], round=last.plain["t"])
-    prunable = site.clients.layout.prunable
+    prunable = fed.clients.layout.prunable
     return checkpoints.state_of(last.tensors, last.plain["t"], last.plain["mask_version"], prunable), last.plain["rows"]
 
 
-def _check_resumable(site: Federation, record: records.Record, last: checkpoints.Checkpoint) -> None:
+def _check_resumable(fed: Federation, record: records.Record, last: checkpoints.Checkpoint) -> None:
     """What goes on is what was begun."""
     records.check_origin(record.folder, last.plain["provenance"], record.provenance)
     pinned = last.plain["provenance"].get("numerics", {})
@@ -274,9 +274,9 @@ def _check_resumable(site: Federation, record: records.Record, last: checkpoints
                 "resume it where it was begun, or choose another folder"
             )
     was = last.plain["provenance"]["gradient"]
-    if was != gradient_name(site):
+    if was != gradient_name(fed):
         raise ValueError(
-            f"gradient: {record.folder} was begun with the {was} one, and here it is {gradient_name(site)}; "
+            f"gradient: {record.folder} was begun with the {was} one, and here it is {gradient_name(fed)}; "
             "resume it where it was begun, or choose another folder"
         )
     _check_network(record, last.plain["provenance"])
@@ -292,16 +292,16 @@ def _check_network(record: records.Record, made_by: dict) -> None:
 
 
 @contextmanager
-def _shown(site: Federation, rows: list[dict], done: int, progress: bool) -> Iterator[Callable[[dict], None]]:
+def _shown(fed: Federation, rows: list[dict], done: int, progress: bool) -> Iterator[Callable[[dict], None]]:
     """A progress bar, and whatever else watches runs."""
     # A terminal or a notebook shows the bar, a file does not (None leaves that to tqdm); TQDM_DISABLE silences all.
     disable = True if not progress or os.environ.get("TQDM_DISABLE") else None
-    what = f"{site.method.label} {site.exp.run_id}, {gradient_name(site)} gradient"
-    if disable is None and is_hook(site.exp.model):
-        tqdm.write(networks.parameters(site.clients.net))
-    with tqdm(total=site.exp.rounds, desc=what, unit="round", disable=disable) as bar:
+    what = f"{fed.method.label} {fed.exp.run_id}, {gradient_name(fed)} gradient"
+    if disable is None and is_hook(fed.exp.model):
+        tqdm.write(networks.parameters(fed.clients.net))
+    with tqdm(total=fed.exp.rounds, desc=what, unit="round", disable=disable) as bar:
         bar.update(done)
-        watching = [] if bar.disable else [show for watcher in WATCHERS if (show := watcher(site.exp))]
+        watching = [] if bar.disable else [show for watcher in WATCHERS if (show := watcher(fed.exp))]
 
         def show(row: dict) -> None:
             for watch in watching:

@@ -38,13 +38,13 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
             raise Diverged(f"{name} holds a number that is not finite")
 
 
-def check_model(site: Federation, state: State, upload: Upload) -> None:
+def check_model(fed: Federation, state: State, upload: Upload) -> None:
     """The model of an upload can be evaluated, or Diverged; no variance of its batch norms is negative, or Rejected."""
     w, statistics = upload.values["w"], upload.values["statistics"]
-    for name, v in site.clients.layout.statistics.views(statistics).items():
+    for name, v in fed.clients.layout.statistics.views(statistics).items():
         if name.endswith("running_var") and (v < 0).any():
             raise Rejected(f"statistics hold a negative variance, {float(v.min()):g} in {name}")
-    if not math.isfinite(evaluate(site, state.replace(w=w, statistics=statistics), TRIED)[1]):
+    if not math.isfinite(evaluate(fed, state.replace(w=w, statistics=statistics), TRIED)[1]):
         raise Diverged("its model gives a loss that is not finite")
 
 

@@ -17,7 +17,7 @@ from ..experiment import Experiment, is_hook
 from ..server import Federation
 from . import wire
 from .messages import array_record, arrays_of, content
-from .wire import Held, MaskMissing, Order
+from .wire import ClientCache, MaskMissing, Order
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def clients(data_dir: str | None = None) -> ClientApp:
     """What a node runs: `partition-id` in its configuration is its number; it may name a `data-dir` and a `device`."""
     app = ClientApp()
 
-    def site_of(message: Message, context: Context) -> tuple[Federation, int]:
+    def asked_of(message: Message, context: Context) -> tuple[Federation, int]:
         n = int(context.node_config["partition-id"])
         folder = data_dir or context.node_config.get("data-dir")
         settings = json.loads(message.content["config"]["experiment"])
@@ -37,24 +37,24 @@ def clients(data_dir: str | None = None) -> ClientApp:
         return federation_of(json.dumps(settings), n if is_hook(settings["dataset"]) else None, folder), n
 
     def ask(message: Message, context: Context) -> RecordDict:
-        site, n = site_of(message, context)
+        fed, n = asked_of(message, context)
         question = message.content["config"]["question"]
-        with computing(site.exp):
-            tensors = {k: v.to(site.clients.device) for k, v in arrays_of(message.content["arrays"]).items()}
-            answer = site.ask([n], question, **tensors)[n]
-            return content(Payload(site.method.questions[question]).pack(site.clients.layout, answer, None), {})
+        with computing(fed.exp):
+            tensors = {k: v.to(fed.clients.device) for k, v in arrays_of(message.content["arrays"]).items()}
+            answer = fed.ask([n], question, **tensors)[n]
+            return content(Payload(fed.method.questions[question]).pack(fed.clients.layout, answer, None), {})
 
     def train(message: Message, context: Context) -> RecordDict:
-        site, n = site_of(message, context)
+        fed, n = asked_of(message, context)
         plain = message.content["config"]
         order = Order(**{field.name: plain[field.name] for field in fields(Order)})
-        with computing(site.exp):
-            state = wire.begin(site, order, arrays_of(message.content["arrays"]), n, held_by(context))
-            result = site.train_client(state, n)
-            sent = content(wire.upload(site, state, n, result), {})
+        with computing(fed.exp):
+            state = wire.begin(fed, order, arrays_of(message.content["arrays"]), n, cache_of(context))
+            result = fed.train_client(state, n)
+            sent = content(wire.upload(fed, state, n, result), {})
             loss = float(result.values["loss"])
-        hold(context, Held(order.mask_version, order.t, wire.kept_arrays(site, state, n, result)))
-        sent["metrics"] = MetricRecord({"num-examples": len(site.clients.parts[n]), "loss": loss})
+        remember(context, ClientCache(order.mask_version, order.t, wire.kept_arrays(fed, state, n, result)))
+        sent["metrics"] = MetricRecord({"num-examples": len(fed.clients.parts[n]), "loss": loss})
         return sent
 
     app.query("who")(answering(lambda _, context: content({}, {"client": int(context.node_config["partition-id"])})))
@@ -79,18 +79,18 @@ def answering(work: Work) -> Callable[[Message, Context], Message]:
     return answered
 
 
-def held_by(context: Context) -> Held:
+def cache_of(context: Context) -> ClientCache:
     """What this node holds of its last round."""
-    if "held" not in context.state:
-        return Held()
-    held = context.state["held"]
-    return Held(held["version"], held["t"], arrays_of(context.state["held arrays"]))
+    if "cache" not in context.state:
+        return ClientCache()
+    cache = context.state["cache"]
+    return ClientCache(cache["version"], cache["t"], arrays_of(context.state["cached arrays"]))
 
 
-def hold(context: Context, held: Held) -> None:
+def remember(context: Context, cache: ClientCache) -> None:
     """Keep it on this node until its next round."""
-    context.state["held"] = ConfigRecord({"version": held.version, "t": held.t})
-    context.state["held arrays"] = array_record(held.arrays)
+    context.state["cache"] = ConfigRecord({"version": cache.version, "t": cache.t})
+    context.state["cached arrays"] = array_record(cache.arrays)
 
 
 @lru_cache(maxsize=4)

@@ -23,7 +23,7 @@ from . import belief, wire
 from .belief import LONGEST, Diverged, Rejected
 from .messages import ASK, TRAIN, arrays_of, content, error_of, size_of
 from .nodes import Nodes
-from .wire import Held, MaskMissing
+from .wire import ClientCache, MaskMissing
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Server(Federation):
         self.most_examples, self.longest_step = most_examples, longest_step
         self.claims = {n: len(part) for n, part in enumerate(clients.parts) if len(part)}  # samples of each client
         self.nodes = Nodes(grid, exp.clients, answer_within)
-        self.holds: dict[int, Held] = {}  # what each node holds, as far as the server knows
+        self.caches: dict[int, ClientCache] = {}  # what each node holds, as far as the server knows
         self.begun = False
         self.file = folder_of(exp, out) / "messages.csv" if out else None
         self.bytes: list[dict] = []
@@ -132,7 +132,7 @@ class Server(Federation):
         # A node that was started anew holds nothing, whatever it was sent before.
         again = [n for n, reply in replies.items() if error_of(reply) == repr(MaskMissing.__name__)]
         for n in again:
-            self.holds.pop(self.nodes.of[n], None)
+            self.caches.pop(self.nodes.of[n], None)
         replies |= self._send({n: self._order(state, n) for n in again}, TRAIN, state.t + 1)
         steps = {}
         for n in chosen:
@@ -149,7 +149,7 @@ class Server(Federation):
                 self.nodes.forget(n)  # until it says again who it is
             else:
                 self.claims[n] = answers[n][1]
-                self.holds[self.nodes.of[n]] = Held(state.mask_version, state.t)
+                self.caches[self.nodes.of[n]] = ClientCache(state.mask_version, state.t)
         return answers
 
     def _step(self, state: State, n: int, answer: Answer) -> belief.Lengths:
@@ -165,7 +165,7 @@ class Server(Federation):
         return belief.lengths(upload.values, {"w": w, "statistics": statistics})
 
     def _order(self, state: State, n: int) -> RecordDict:
-        order, arrays = wire.download(self, state, n, self.holds.get(self.nodes.of[n], Held()))
+        order, arrays = wire.download(self, state, n, self.caches.get(self.nodes.of[n], ClientCache()))
         return content(arrays, dataclasses.asdict(order) | {"experiment": self.settings})
 
     def _read(self, n: int, replies: Mapping[int, Message | None]) -> tuple[dict[str, Tensor], dict]:

@@ -36,7 +36,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Held:
+class ClientCache:
     """What a node holds of its last round; to the server, the round and the version alone."""
 
     version: int = -1  # of the mask
@@ -44,34 +44,34 @@ class Held:
     arrays: Tensors = field(default_factory=dict)
 
 
-def download(site: Federation, state: State, n: int, held: Held) -> tuple[Order, Tensors]:
+def download(fed: Federation, state: State, n: int, cache: ClientCache) -> tuple[Order, Tensors]:
     """What client n needs for its round, at a node that holds this."""
-    method, layout = site.method, site.clients.layout
+    method, layout = fed.method, fed.clients.layout
     own = state.own.get(n, {})
     # Batch norms of its own stand in the place of the server's.
-    w, statistics = site.clients.with_norms(state.w, state.statistics, own)
+    w, statistics = fed.clients.with_norms(state.w, state.statistics, own)
     tensors = {**state.memory, "w": w, "statistics": statistics}
     if state.m is not None:
         tensors["mask"] = layout.flat_mask(state.m, like=w)
-    payload = method.download(state.replace(held=(held.version,) * len(state.held)), n)
+    payload = method.download(state.replace(client_mask_versions=(cache.version,) * len(state.client_mask_versions)), n)
     arrays = payload.pack(layout, tensors, None if payload.kept is None else state.m)
     kept = own_arrays(layout, own)
-    order = Order(state.t, state.mask_version, state.m is not None, held.t if kept else -1)
-    return order, arrays if held.t >= 0 else arrays | kept
+    order = Order(state.t, state.mask_version, state.m is not None, cache.t if kept else -1)
+    return order, arrays if cache.t >= 0 else arrays | kept
 
 
-def begin(site: Federation, order: Order, arrays: Mapping[str, Tensor], n: int, held: Held) -> State:
+def begin(fed: Federation, order: Order, arrays: Mapping[str, Tensor], n: int, cache: ClientCache) -> State:
     """The state with which client n begins its round; MaskMissing if its node does not hold what it should."""
-    method, layout = site.method, site.clients.layout
+    method, layout = fed.method, fed.clients.layout
     own = {k: v for k, v in arrays.items() if k.startswith(OWN)}
     arrays = {k: v for k, v in arrays.items() if k not in own}
     if order.own >= 0:
-        if held.t != order.own:
+        if cache.t != order.own:
             raise MaskMissing
-        own = {k: v for k, v in held.arrays.items() if k.startswith(OWN)}
+        own = {k: v for k, v in cache.arrays.items() if k.startswith(OWN)}
     comes = "mask" in arrays
-    m = None if not order.sparse else layout.full_mask(None) if comes else _held_mask(layout, order, held)
-    holds = (-1 if comes else order.mask_version,) * site.exp.clients
+    m = None if not order.sparse else layout.full_mask(None) if comes else _cached_mask(layout, order, cache)
+    holds = (-1 if comes else order.mask_version,) * fed.exp.clients
     empty, others = torch.empty(0), arrays.keys() - {"w", "statistics", "mask"}
     memory = dict.fromkeys(others, empty)
     state = State(order.t, empty, m, empty, order.mask_version, holds, memory, {n: _own_tensors(layout, own)})
@@ -79,21 +79,21 @@ def begin(site: Federation, order: Order, arrays: Mapping[str, Tensor], n: int, 
     payload = method.download(state, n)
     tensors = payload.unpack(layout, arrays, None if payload.kept is None else m)
     m = layout.mask_of(tensors["mask"]) if comes else m
-    return _on(site, state.replace(m=m, memory={k: tensors[k] for k in others}), tensors)
+    return _on(fed, state.replace(m=m, memory={k: tensors[k] for k in others}), tensors)
 
 
-def _held_mask(layout: Layout, order: Order, held: Held) -> Mask:
+def _cached_mask(layout: Layout, order: Order, cache: ClientCache) -> Mask:
     """The mask in force, from a node that holds it."""
-    if held.version != order.mask_version:
+    if cache.version != order.mask_version:
         raise MaskMissing
-    if "mask" not in held.arrays:  # the model was dense, and nothing has gone since
+    if "mask" not in cache.arrays:  # the model was dense, and nothing has gone since
         return layout.full_mask(None)
-    return layout.mask_of(MASK.unpack(layout, held.arrays["mask"], None))
+    return layout.mask_of(MASK.unpack(layout, cache.arrays["mask"], None))
 
 
-def _on(site: Federation, state: State, tensors: Tensors) -> State:
+def _on(fed: Federation, state: State, tensors: Tensors) -> State:
     """The state with these weights and statistics, on the client's device."""
-    device = site.clients.device
+    device = fed.clients.device
     m = state.m and {k: v.to(device) for k, v in state.m.items()}
     memory = {k: v.to(device) for k, v in state.memory.items()}
     own = {n: {k: v.to(device) for k, v in kept.items()} for n, kept in state.own.items()}
@@ -101,52 +101,52 @@ def _on(site: Federation, state: State, tensors: Tensors) -> State:
     return state.replace(w=w, m=m, statistics=statistics, memory=memory, own=own)
 
 
-def upload(site: Federation, state: State, n: int, result: Upload) -> Tensors:
+def upload(fed: Federation, state: State, n: int, result: Upload) -> Tensors:
     """What client n sends after its round; its mean loss travels by itself."""
-    payload, m = _upload(site, state, n)
+    payload, m = _upload(fed, state, n)
     own = {OWN + k: v for k, v in result.own.items()}
     if unknown := own.keys() - payload.parts.keys():
         name = min(unknown)
         raise ValueError(
-            f"upload: {site.exp.method} must name {name!r} among its parts; else a restart would lose what the client "
+            f"upload: {fed.exp.method} must name {name!r} among its parts; else a restart would lose what the client "
             "keeps for itself"
         )
-    return payload.pack(site.clients.layout, result.values | own, m)
+    return payload.pack(fed.clients.layout, result.values | own, m)
 
 
-def unpack_upload(site: Federation, state: State, n: int, arrays: Mapping[str, Tensor], loss: object) -> Upload:
+def unpack_upload(fed: Federation, state: State, n: int, arrays: Mapping[str, Tensor], loss: object) -> Upload:
     """The result of client n's round, if it has the form that it should have, or Rejected."""
     if type(loss) is not float:
         raise Rejected(f"its loss is {loss!r}; it must be a number")
-    payload, m = _upload(site, state, n)
-    tensors = unpacked(site, payload, arrays, m)
+    payload, m = _upload(fed, state, n)
+    tensors = unpacked(fed, payload, arrays, m)
     if payload.kept is not None and "mask" in tensors:
-        count = kept(site.clients.layout.mask_of(tensors["mask"]))
-        if count > payload.kept or (count < payload.kept and not site.method.plan_is_a_bound):
+        count = kept(fed.clients.layout.mask_of(tensors["mask"]))
+        if count > payload.kept or (count < payload.kept and not fed.method.plan_is_a_bound):
             raise Rejected(f"mask keeps {count} weights; it must keep {payload.kept}")
-    tensors["loss"] = torch.tensor(loss, dtype=torch.get_default_dtype(), device=site.clients.device)
+    tensors["loss"] = torch.tensor(loss, dtype=torch.get_default_dtype(), device=fed.clients.device)
     own = {k.removeprefix(OWN): v for k, v in tensors.items() if k.startswith(OWN)}
     return Upload({k: v for k, v in tensors.items() if not k.startswith(OWN)}, own)
 
 
-def unpacked(site: Federation, payload: Payload, arrays: Mapping[str, Tensor], m: Mask | None) -> Tensors:
+def unpacked(fed: Federation, payload: Payload, arrays: Mapping[str, Tensor], m: Mask | None) -> Tensors:
     """What a client has packed, on the server's device; or Rejected."""
     try:
-        tensors = payload.unpack(site.clients.layout, arrays, m)
+        tensors = payload.unpack(fed.clients.layout, arrays, m)
     except ValueError as error:
         raise Rejected(str(error)) from error
-    return {k: v.to(site.clients.device) for k, v in tensors.items()}
+    return {k: v.to(fed.clients.device) for k, v in tensors.items()}
 
 
-def _upload(site: Federation, state: State, n: int) -> tuple[Payload, Mask | None]:
+def _upload(fed: Federation, state: State, n: int) -> tuple[Payload, Mask | None]:
     """What client n uploads, and the mask of the values that are kept."""
-    payload = site.method.upload(state, n)
-    return payload, None if payload.kept is None else site.method.client_mask(state, n)
+    payload = fed.method.upload(state, n)
+    return payload, None if payload.kept is None else fed.method.client_mask(state, n)
 
 
-def kept_arrays(site: Federation, state: State, n: int, result: Upload) -> Tensors:
+def kept_arrays(fed: Federation, state: State, n: int, result: Upload) -> Tensors:
     """What the node caches after client n's round."""
-    layout, own = site.clients.layout, {**state.own.get(n, {}), **result.own}
+    layout, own = fed.clients.layout, {**state.own.get(n, {}), **result.own}
     mask = {} if state.m is None else {"mask": MASK.pack(layout, layout.flat_mask(state.m, like=state.w), None)}
     return mask | own_arrays(layout, own)
 

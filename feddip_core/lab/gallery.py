@@ -24,30 +24,13 @@ from ..engine.records import write
 from . import api
 
 ROOT = Path(__file__).parent.parent.parent  # of the checkout: an installed package has no notebooks beside it
-# The map: in this order, with the notebooks in theirs; what is named nowhere stands under the last.
+# The map: the parts by the first digit of their notebooks, which are read in the order of their names.
 MAP = {
-    "Learn": ("Federated averaging, masks, error feedback and schedules, one idea per notebook.", r"\d\d_.*|explorer"),
-    "Methods": (
-        "What each of the ten methods changes in a round, one run of any, batch norms, and clients that are elsewhere.",
-        r"methods|experiment|batch_norm|flower",
-    ),
-    "Results": (
-        "The paper's tables and figures, and where its code differs from its text.",
-        r"reproduction|accuracy|communication|non_iid|layer_sparsity|extreme_sparsity|paper_vs_code|differences",
-    ),
-    "Theory": ("What can be proved about it, and what can be measured of that.", r".*"),
+    "Learn": ("Federated averaging, masks, error feedback and schedules, one idea per notebook.", r"0.*"),
+    "Results": ("The paper's tables and figures, and where its code differs from its text.", r"1.*"),
+    "Theory": ("What can be proved about it, and what can be measured of that.", r"2.*"),
+    "Use": ("Run any experiment, try a method of your own, train on other machines.", r".*"),
 }
-ORDER = [
-    "methods",
-    "experiment",
-    "batch_norm",
-    "reproduction",
-    "accuracy",
-    "communication",
-    "non_iid",
-    "layer_sparsity",
-    "extreme_sparsity",
-]
 
 
 class Prose(IPythonRenderer):
@@ -148,8 +131,7 @@ def thumbnail(notebook: NotebookNode) -> bytes | None:
 def groups(stems: list[str]) -> dict[str, list[str]]:
     """The notebooks of each part of the map."""
     place = {stem: next(name for name, (_, names) in MAP.items() if re.fullmatch(names, stem)) for stem in stems}
-    by_order = sorted(stems, key=lambda stem: (ORDER.index(stem) if stem in ORDER else len(ORDER), stem))
-    return {name: [stem for stem in by_order if place[stem] == name] for name in MAP}
+    return {name: sorted(stem for stem in stems if place[stem] == name) for name in MAP}
 
 
 def shell(title: str, body: str, home: str) -> str:

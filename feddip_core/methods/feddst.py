@@ -47,10 +47,10 @@ class FedDST(Method):
         if not self.readjusts(state):
             return w, m, {}
         # Each weight is averaged over the clients that hold it.
-        held = average.mean["mask"]
-        w = torch.where(held > 0, w / held.clamp_min(torch.finfo(w.dtype).tiny), 0)
+        coverage = average.mean["mask"]
+        w = torch.where(coverage > 0, w / coverage.clamp_min(torch.finfo(w.dtype).tiny), 0)
         # A weight that has just been brought back is 0 like one that nobody holds: the votes tell them apart.
-        counts, votes = {k: int(v.sum()) for k, v in m.items()}, self.layout.weights(held)
+        counts, votes = {k: int(v.sum()) for k, v in m.items()}, self.layout.weights(coverage)
         return w, layer_mask(self.layout.weights(w), counts, votes), {}
 
     def upload(self, state, n):

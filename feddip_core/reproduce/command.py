@@ -15,8 +15,8 @@ from ..presets import PRESETS, TABLE_II
 from ..study import expected, readme
 
 ROOT = Path(__file__).parent.parent.parent
-RESULTS = ("accuracy", "communication", "non_iid", "layer_sparsity", "extreme_sparsity")
-AT_THE_PAPERS_SCALE = ("paper_vs_code", "convergence")
+RESULTS = ("11_accuracy", "12_communication", "13_non_iid", "14_layer_sparsity", "15_extreme_sparsity")
+AT_THE_PAPERS_SCALE = ("16_paper_vs_code", "20_convergence")
 MOST_SECONDS = 3600  # for one cell that hangs
 
 
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     words = argparse.ArgumentParser(prog="python -m feddip_core.reproduce", description=__doc__.splitlines()[0])
     words.add_argument("--preset", choices=[p for p in PRESETS if p != "smoke"], help="the scale of the records")
     words.add_argument("--dataset", nargs="+", choices=list(TABLE_II), default=[], help="the data sets of the records")
-    words.add_argument("--notebooks", nargs="+", metavar="NAME", help="only these, such as 00_quickstart")
+    words.add_argument("--notebooks", nargs="+", metavar="NAME", help="only these, such as 30_quickstart")
     words.add_argument("--jobs", type=int, choices=range(1, 17), default=1, metavar="N", help="this many at once")
     return words
 
@@ -57,7 +57,9 @@ def _results(options: argparse.Namespace) -> int:
         for dataset in options.dataset for name in names
     ]  # fmt: skip
     if options.preset == "paper" and not options.notebooks:  # it is about the paper's scale alone
-        tasks.append(("reproduction", ROOT / "outputs" / "notebooks" / "reproduction.ipynb", {"out": "../outputs"}))
+        tasks.append(
+            ("10_reproduction", ROOT / "outputs" / "notebooks" / "10_reproduction.ipynb", {"out": "../outputs"})
+        )
     failed = _all(tasks, options.jobs)
     readme.main()
     return failed

@@ -15,7 +15,7 @@ import torch
 from .. import masks, models
 from ..communication import BITS_PER_WEIGHT
 from ..engine import records
-from ..experiment import COMMON, HOW, Experiment
+from ..experiment import COMMON, EXECUTION_SETTINGS, Experiment
 from ..layout import Layout
 from ..methods.released.billing import MEBI
 from ..presets import CLASSES
@@ -61,7 +61,7 @@ def _by_experiment(folder: Path) -> dict[str, Path]:
     for record in records.record_folders(folder):
         with suppress(ValueError, TypeError, OSError):  # damaged, of other code, or of data that are not here
             settings = json.loads((record / "config.json").read_text())
-            if any(settings.get(k, COMMON[k].default) != COMMON[k].default for k in HOW):
+            if any(settings.get(k, COMMON[k].default) != COMMON[k].default for k in EXECUTION_SETTINGS):
                 found.setdefault(records.experiment_of(record).on_any_machine().run_id, record)
     return found
 

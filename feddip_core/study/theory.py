@@ -241,7 +241,7 @@ class Observer:
 
 
 def variants(preset: str, dataset: str) -> dict[str, dict[str, Experiment]]:
-    """The runs of convergence.ipynb: for each of its questions FedDIP itself, and FedDIP with one setting changed."""
+    """The runs of 20_convergence.ipynb: for each question FedDIP itself, and FedDIP with one setting changed."""
     base = Experiment.preset(preset, dataset, **(dict(width=0.5) if preset == "smoke" else {}))
     R = 4 * base.reconfigure_every
     changes = {

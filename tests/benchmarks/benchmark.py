@@ -94,10 +94,10 @@ def bare_round(net, dataset, parts, exp) -> None:
             F.cross_entropy(net(dataset.normalise(dataset.x_test[part])), dataset.y_test[part])
 
 
-def measured(site: Federation, state: State) -> tuple[State, dict]:
+def measured(fed: Federation, state: State) -> tuple[State, dict]:
     """A round as `run` makes it: the next state, and the row of metrics, the test images among them."""
-    after, done = site.round(state)
-    return after, measure.row(site, state, after, done, 0.0)
+    after, done = fed.round(state)
+    return after, measure.row(fed, state, after, done, 0.0)
 
 
 class Clocked(Federation):
@@ -130,15 +130,15 @@ def a_round(repeat: int) -> list[dict]:
     sides = {}
     for gradient in ("eager", "native"):
         for method, rounds in late.items():
-            site = assemble(Experiment(method=method, gradient=gradient, **PAPER), dataset, Clocked)
+            fed = assemble(Experiment(method=method, gradient=gradient, **PAPER), dataset, Clocked)
             for t in rounds:
-                sides[f"{method}, {gradient}" + (f", round {t}" if t else "")] = (site, at_round(site, t))
-    site = sides["fedavg, eager"][0]
-    parts = [site.clients.parts[n] for n in site.select(0)]
+                sides[f"{method}, {gradient}" + (f", round {t}" if t else "")] = (fed, at_round(fed, t))
+    fed = sides["fedavg, eager"][0]
+    parts = [fed.clients.parts[n] for n in fed.select(0)]
     times = []
     for _ in range(repeat):
         began = time.process_time()
-        bare_round(site.clients.net, dataset, parts, site.exp)
+        bare_round(fed.clients.net, dataset, parts, fed.exp)
         times.append({"bare loop": {"all": time.process_time() - began}})
         for name, (federation, state) in sides.items():
             times[-1][name] = federation.clock(state)
@@ -153,22 +153,22 @@ def a_round(repeat: int) -> list[dict]:
     return [*rows, *saving(sides["feddip, native, round 950"])]
 
 
-def at_round(site: Federation, t: int) -> State:
+def at_round(fed: Federation, t: int) -> State:
     """As if t rounds had gone by: the mask has the sparsity of that round, the weights are the first ones."""
-    state = site.start()
+    state = fed.start()
     if t and state.m is not None:
-        w, m, memory = site.method.next(Average({"w": state.w}, []), state.replace(t=t - t % 5 + 4))
-        state = state.replace(w=site.method.remembered(w, m), m=m, memory=memory)
+        w, m, memory = fed.method.next(Average({"w": state.w}, []), state.replace(t=t - t % 5 + 4))
+        state = state.replace(w=fed.method.remembered(w, m), m=m, memory=memory)
     return state.replace(t=t)
 
 
 def saving(side: tuple[Federation, State]) -> list[dict]:
     """Record and checkpoint when the run is nearly over and both are at their largest."""
-    site, state = side
-    _, last = measured(site, state)
+    fed, state = side
+    _, last = measured(fed, state)
     rows = [last | {"round": i + 1} for i in range(999)]
     with tempfile.TemporaryDirectory() as folder:
-        log = _Log(site, Record(site.exp, {}, folder, gradient=gradient_name(site)), state, rows, 0)
+        log = _Log(fed, Record(fed.exp, {}, folder, gradient=gradient_name(fed)), state, rows, 0)
         times = []
         for _ in range(9):
             log.save()
@@ -181,14 +181,14 @@ def workers(repeat: int) -> list[dict]:
     """Wall time of a round with two workers against one, eager and native, an odd and an even number of clients."""
     dataset, rows = images(60_000), []
     for gradient, k in (("native", 5), ("native", 10), ("eager", 4)):
-        site = assemble(Experiment(method="feddip", gradient=gradient, **PAPER | {"clients_per_round": k}), dataset)
-        state, times = site.start(), {1: [], 2: []}
-        with Workers(site, 2) as pool:
+        fed = assemble(Experiment(method="feddip", gradient=gradient, **PAPER | {"clients_per_round": k}), dataset)
+        state, times = fed.start(), {1: [], 2: []}
+        with Workers(fed, 2) as pool:
             for trial in range(repeat + 1):
-                for count, train in ((1, site.train_here), (2, pool.train)):
-                    site.train = train
+                for count, train in ((1, fed.train_here), (2, pool.train)):
+                    fed.train = train
                     began = time.perf_counter()
-                    measured(site, state)
+                    measured(fed, state)
                     times[count] += [time.perf_counter() - began] if trial else []
         ratio = statistics.median(a / b for a, b in zip(times[1], times[2], strict=True))
         name = f"feddip, {gradient}, K = {k}"
@@ -216,11 +216,11 @@ def side_by_side(repeat: int) -> list[dict]:
 
 def alone() -> None:
     torch.set_num_threads(1)
-    site = assemble(Experiment(method="feddip", **PAPER), images(60_000))
-    state, _ = measured(site, site.start())
+    fed = assemble(Experiment(method="feddip", **PAPER), images(60_000))
+    state, _ = measured(fed, fed.start())
     began = time.perf_counter()
     for _ in range(4):
-        state, _ = measured(site, state)
+        state, _ = measured(fed, state)
     print((time.perf_counter() - began) / 4)
 
 
@@ -285,12 +285,12 @@ def grown(case: dict) -> None:
     torch.set_num_threads(1)
     settings = dict(dataset="fashion_mini", clients=10, clients_per_round=4, local_epochs=4, batch_size=16) | case
     dataset = images(60 * settings["clients"], test=100)
-    site = assemble(Experiment(method="feddip", **settings), dataset)
-    state, _ = measured(site, site.start())
+    fed = assemble(Experiment(method="feddip", **settings), dataset)
+    state, _ = measured(fed, fed.start())
     times = []
     for _ in range(7):
         began = time.process_time()
-        state, _ = measured(site, state)
+        state, _ = measured(fed, state)
         times.append(time.process_time() - began)
     # Not getrusage's, which a process inherits from the one that started it.
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))

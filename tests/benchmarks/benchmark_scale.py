@@ -93,13 +93,13 @@ def measured(dataset: str, threads: int) -> dict:
 def first_round(dataset: str, threads: int) -> None:
     exp = Experiment.preset("paper", dataset, threads=threads)
     with computing(exp):
-        site = assemble(exp)
-        state = site.start()
+        fed = assemble(exp)
+        state = fed.start()
         began = time.perf_counter(), time.process_time()
-        after, done = site.round(state)
-        row = measure.row(site, state, after, done, 0.0)
+        after, done = fed.round(state)
+        row = measure.row(fed, state, after, done, 0.0)
         wall, seconds = time.perf_counter() - began[0], time.process_time() - began[1]
-        check(site, after, done, row)
+        check(fed, after, done, row)
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     print(json.dumps({
         "megabytes_down_first_round": row["downlink_bits"] / 8e6, "megabytes_up_a_round": row["uplink_bits"] / 8e6,
@@ -109,10 +109,10 @@ def first_round(dataset: str, threads: int) -> None:
     }))  # fmt: skip
 
 
-def check(site: Federation, after: State, done: Round, row: dict) -> None:
+def check(fed: Federation, after: State, done: Round, row: dict) -> None:
     """A finite loss; ERK's count of zeros in every layer, and the target's in the mask that the end would choose."""
     assert math.isfinite(row["train_loss"]) and math.isfinite(row["test_loss"]) and torch.isfinite(after.w).all(), row
-    exp, layout = site.exp, site.clients.layout
+    exp, layout = fed.exp, fed.clients.layout
     shapes = layout.prunable_shapes
     erk = masks.erk_sparsities(shapes, exp.sparsity_initial)
     assert {k: int(keep.sum()) for k, keep in after.m.items()} == {

@@ -20,12 +20,12 @@ GOALS = {0.9: 2.0, 0.99: 4.0}  # without feedback
 
 
 def measure(repeat: int) -> pd.DataFrame:
-    site = assemble(Experiment(method="feddst", gradient="native", **PAPER), images(60_000))
-    clients, epochs = site.clients, PAPER["local_epochs"]
+    fed = assemble(Experiment(method="feddst", gradient="native", **PAPER), images(60_000))
+    clients, epochs = fed.clients, PAPER["local_epochs"]
     found = []
     for trial in range(repeat + 1):
         for s in SPARSITIES:
-            m = site.method.erk_mask(s)
+            m = fed.method.erk_mask(s)
             for feedback in (True, False):
                 w = clients.layout.prune(clients.first_weights, m).clone()
                 began = time.process_time()

@@ -15,7 +15,7 @@ import torch
 
 from feddip_core import METHODS, Experiment, Method, choice, flag, real, whole
 from feddip_core.engine import sources
-from feddip_core.experiment import COMMON, HOW, REVISION, settings_of
+from feddip_core.experiment import COMMON, EXECUTION_SETTINGS, REVISION, settings_of
 from feddip_core.methods import FedAvg, FedDIP
 from feddip_core.settings import matching
 
@@ -410,8 +410,10 @@ def test_a_new_setting_at_its_default_leaves_ids_alone(method, monkeypatch):
 
 def test_how_a_result_is_computed_can_be_left_out():
     e = Experiment()
-    changed = [e.replace(**{k: {"device": "cuda", "gradient": "eager", "threads": 2}.get(k, True)}) for k in HOW]
-    assert len({e.run_id, *(other.run_id for other in changed)}) == 1 + len(HOW)
+    changed = [
+        e.replace(**{k: {"device": "cuda", "gradient": "eager", "threads": 2}.get(k, True)}) for k in EXECUTION_SETTINGS
+    ]
+    assert len({e.run_id, *(other.run_id for other in changed)}) == 1 + len(EXECUTION_SETTINGS)
     assert {other.on_any_machine().run_id for other in changed} == {e.run_id}
 
 

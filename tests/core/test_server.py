@@ -247,4 +247,6 @@ def test_a_subclass_may_train_its_clients_elsewhere(tiny, mini):
     assert done.average.clients == others
     expected = aggregate([federation.train_client(start, n).values for n in others], [1, 1])["w"]
     assert torch.equal(done.w, expected)
-    assert [n for n in range(4) if after.held[n] == 0] == others and after.held[absent] == -1
+    assert [n for n in range(4) if after.client_mask_versions[n] == 0] == others and after.client_mask_versions[
+        absent
+    ] == -1

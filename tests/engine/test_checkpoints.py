@@ -286,7 +286,7 @@ def test_what_belongs_to_other_data_is_refused(tiny, tmp_path, monkeypatch, lost
         "provenance.json": rf"belongs to another run or to other data \({exp.run_id} 2 \w{{12}} .*, and here it is",
         checkpoints.NAME: r"was made with data_sha256 x_train \w{12}, .*, and here it is x_train \w{12}, ",
     }
-    with pytest.raises(records.Foreign, match=f"{both[lost]}.* choose another folder"):
+    with pytest.raises(records.AnotherRun, match=f"{both[lost]}.* choose another folder"):
         run(exp, out=tmp_path)
     assert files(folder) == kept
     assert len(run(exp, out=tmp_path / "elsewhere").metrics) == 2
@@ -297,7 +297,9 @@ def test_what_another_federation_has_begun_or_done_is_refused(tiny, tmp_path, un
     exp = tiny("fedavg", rounds=2)
     run(exp, out=tmp_path, until=until, federation=Other)
     kept = files(folder_of(exp, tmp_path))
-    with pytest.raises(records.Foreign, match="made with federation Other, and here it is Federation; choose another"):
+    with pytest.raises(
+        records.AnotherRun, match="made with federation Other, and here it is Federation; choose another"
+    ):
         run(exp, out=tmp_path)
     assert files(folder_of(exp, tmp_path)) == kept
 
@@ -309,7 +311,7 @@ def test_the_checkpoint_of_another_run_is_refused(tiny, tmp_path):
     stray = (folder_of(other, tmp_path) / checkpoints.NAME).read_bytes()
     (folder_of(exp, tmp_path) / checkpoints.NAME).write_bytes(stray)
     with pytest.raises(
-        records.Foreign, match=rf"belongs to another run .*{other.run_id}.*, and here it is {exp.run_id}"
+        records.AnotherRun, match=rf"belongs to another run .*{other.run_id}.*, and here it is {exp.run_id}"
     ):
         run(exp, out=tmp_path)
     assert (folder_of(exp, tmp_path) / checkpoints.NAME).read_bytes() == stray

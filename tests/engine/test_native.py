@@ -217,7 +217,7 @@ def test_on_arm64_its_gradient_is_pytorchs_too(tmp_path):
 
 def test_a_compiler_that_fails_is_named(empty_cache, monkeypatch):
     monkeypatch.setenv("CXX", "false")
-    with pytest.raises(native.NotHere, match="false failed"):
+    with pytest.raises(native.CannotBuild, match="false failed"):
         kernel(network()[0])
     assert not list((empty_cache / "feddip" / "native").iterdir())
 
@@ -261,7 +261,7 @@ def test_it_is_compiled_once_and_again_if_the_file_is_not_what_was_compiled(empt
         spoil(path, whole)
         assert next_process() == i + 1
     path.parent.chmod(0o777)
-    with pytest.raises(native.NotHere, match=f"others can write to {path.parent}"):
+    with pytest.raises(native.CannotBuild, match=f"others can write to {path.parent}"):
         next_process()
 
 

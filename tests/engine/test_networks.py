@@ -97,10 +97,10 @@ def test_a_network_that_cannot_be_trained_is_refused_by_name(name, message):
 def test_a_trial_leaves_the_network_and_the_generator_as_they_were():
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    site = assemble(own("Sequence")).clients
-    networks.described(site)
+    fed = assemble(own("Sequence")).clients
+    networks.described(fed)
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(p.grad is None for p in site.net.parameters())
+    assert all(p.grad is None for p in fed.net.parameters())
 
 
 def test_a_module_that_a_function_keeps_is_the_same_before_every_run(monkeypatch):

@@ -107,7 +107,11 @@ def test_a_state_is_taken_apart_and_put_together_again(made):
         tensors = tensors_of(state)
         assert any(k.startswith("own/") for k in tensors) == (rule == "local")
         back = state_of(tensors, state.t, state.mask_version, federation.clients.layout.prunable)
-        assert (back.t, back.mask_version, back.held) == (state.t, state.mask_version, state.held)
+        assert (back.t, back.mask_version, back.client_mask_versions) == (
+            state.t,
+            state.mask_version,
+            state.client_mask_versions,
+        )
         assert list(back.m) == list(state.m) and tensors_of(back).keys() == tensors.keys()
         assert all(torch.equal(v, tensors_of(back)[k]) for k, v in tensors.items())
         without = {k: v for k, v in tensors.items() if not k.startswith("own/")}

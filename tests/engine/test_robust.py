@@ -31,9 +31,9 @@ def test_vectors_are_sorted_part_by_part(monkeypatch):
 
 def test_a_long_update_is_shortened_and_a_short_one_left_alone(tiny, mini):
     exp = tiny("feddip", clients=20, clip_norm=0.01)
-    site, plain = assemble(exp, mini), assemble(exp.replace(clip_norm=0.0), mini)
-    state = site.start()
-    clipped, whole = (next(iter(s.collect(state, [3]).uploads)).values["w"] - state.w for s in (site, plain))
+    fed, plain = assemble(exp, mini), assemble(exp.replace(clip_norm=0.0), mini)
+    state = fed.start()
+    clipped, whole = (next(iter(s.collect(state, [3]).uploads)).values["w"] - state.w for s in (fed, plain))
     assert float(whole.norm()) > 0.02 and float(clipped.norm()) == pytest.approx(0.01, rel=1e-4)
     assert torch.allclose(clipped, whole * (0.01 / whole.norm()), atol=1e-6)
     loose = assemble(exp.replace(clip_norm=100.0), mini)
@@ -43,16 +43,16 @@ def test_a_long_update_is_shortened_and_a_short_one_left_alone(tiny, mini):
 @pytest.mark.parametrize("settings", [dict(aggregation="trimmed_mean"), dict(aggregation="median"), dict(clip_norm=1)])
 def test_one_liar_does_not_ruin_a_model(tiny, mini, settings):
     """Its weights are the honest ones times 1,000; the mean of that would be no model."""
-    site = assemble(tiny("feddip", clients=20, clients_per_round=3, **settings), mini)
-    honest, state = site.train_client, site.start()
-    liar = site.select(0)[0]
+    fed = assemble(tiny("feddip", clients=20, clients_per_round=3, **settings), mini)
+    honest, state = fed.train_client, fed.start()
+    liar = fed.select(0)[0]
 
     def train(state, n):
         upload = honest(state, n)
         return upload.plus(w=1000 * upload.values["w"]) if n == liar else upload
 
-    site.train_client = train
-    assert float(site.round(state)[0].w.norm()) < 1.2 * float(state.w.norm())
+    fed.train_client = train
+    assert float(fed.round(state)[0].w.norm()) < 1.2 * float(state.w.norm())
 
 
 @pytest.mark.parametrize("rules", ["paper", "released"])

@@ -21,7 +21,7 @@ from grid import LocalGrid, assert_same_bits, kept, metrics, run_on
 import feddip_core.lab.hospitals
 from feddip_core import METHODS, Experiment, Method, flower, load_model, run
 from feddip_core.engine.assembly import assemble, gradient_name
-from feddip_core.engine.records import Foreign
+from feddip_core.engine.records import AnotherRun
 from feddip_core.flower import NobodyAnswered, Server, belief
 from feddip_core.flower.client import federation_of
 from feddip_core.flower.deployment import Deployment, make_certificates
@@ -304,10 +304,10 @@ def test_a_round_without_a_client_averages_the_others(few):
         3, fault=lambda n, message, reply: None if n == 1 and "train" in message.metadata.message_type else reply
     )
     got = run_on(absent, exp, answer_within=0.2)
-    site = assemble(exp)
-    uploads = [site.train_client(site.start(), n).values["w"].double() for n in (0, 2)]
+    fed = assemble(exp)
+    uploads = [fed.train_client(fed.start(), n).values["w"].double() for n in (0, 2)]
     expected = ((uploads[0] + uploads[1]) / 2).float()
-    assert torch.equal(site.clients.layout.flat(got.weights), expected)
+    assert torch.equal(fed.clients.layout.flat(got.weights), expected)
     assert got.provenance["faults"] == [{"round": 1, "client": 1, "reason": "no answer within 0.2 s"}]
 
 
@@ -378,7 +378,7 @@ def test_a_record_at_the_server_has_a_model_and_is_neither_trained_again_nor_des
     model = load_model(folder).state_dict()
     assert all(torch.equal(v, model[k]) for k, v in result.weights.items())
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(Foreign, match="choose another folder"):  # in one process, with everybody's data
+    with pytest.raises(AnotherRun, match="choose another folder"):  # in one process, with everybody's data
         run(exp, tmp_path)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 

@@ -28,15 +28,15 @@ METHODS = {
 
 @pytest.fixture(scope="module", params=METHODS.values(), ids=METHODS)
 def honest(request):
-    """A site, its first state, and the arrays that an honest client would send."""
+    """A fed, its first state, and the arrays that an honest client would send."""
     here = "feddip_core.lab.hospitals"
     common = dict(dataset=f"{here}:samples", model=f"{here}:network", partition="given")
     if request.param.get("model") == "unusual_methods:without_biases":
         common = dict(dataset="fashion_mini")
     size = dict(clients=4, clients_per_round=2, rounds=2, local_epochs=1, batch_size=64, learning_rate=0.05)
-    site = assemble(Experiment(**(common | size | request.param)))
-    state = site.start()
-    return site, state, wire.upload(site, state, 0, site.train_client(state, 0))
+    fed = assemble(Experiment(**(common | size | request.param)))
+    state = fed.start()
+    return fed, state, wire.upload(fed, state, 0, fed.train_client(state, 0))
 
 
 KINDS = ["gone", "filled", "one number", "another type", "another shape", "bytes"]
@@ -77,12 +77,12 @@ def with_number(like, where, number):
 @settings(max_examples=400, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(changes=st.lists(CHANGES, min_size=1, max_size=3), loss=st.sampled_from(LOSSES))
 def test_any_upload_is_used_or_rejected(honest, changes, loss):
-    site, state, arrays = honest
+    fed, state, arrays = honest
     sent = changed(arrays, changes)
     try:
-        upload = wire.unpack_upload(site, state, 0, {k: torch.from_numpy(v.copy()) for k, v in sent.items()}, loss)
+        upload = wire.unpack_upload(fed, state, 0, {k: torch.from_numpy(v.copy()) for k, v in sent.items()}, loss)
         belief.check_finite(upload.values | upload.own)
-        belief.check_model(site, state, upload)
+        belief.check_model(fed, state, upload)
     except Rejected as reason:
         assert 0 < len(str(reason)) <= 301
         return
@@ -90,5 +90,5 @@ def test_any_upload_is_used_or_rejected(honest, changes, loss):
     assert all(v.isfinite().all() for v in upload.values.values())
     assert upload.values["w"].shape == state.w.shape and upload.values["w"].dtype == state.w.dtype
     # The rest of the round takes it too.
-    w, m, _ = site.method.next(site.averaged(Replies([0], [1], [upload])), state)
-    assert w.isfinite().all() and (m is None or masks.kept(m) <= site.clients.layout.prunable_size)
+    w, m, _ = fed.method.next(fed.averaged(Replies([0], [1], [upload])), state)
+    assert w.isfinite().all() and (m is None or masks.kept(m) <= fed.clients.layout.prunable_size)

@@ -24,13 +24,13 @@ OWN = dict(
 
 def test_every_client_trains_on_what_it_has_brought():
     exp = Experiment(**OWN)
-    site = assemble(exp).clients
-    for n, part in enumerate(site.parts):
+    fed = assemble(exp).clients
+    for n, part in enumerate(fed.parts):
         x, y = hospitals.samples(n)
-        assert torch.equal(site.data.x_train[part], x) and torch.equal(site.data.y_train[part], y)
+        assert torch.equal(fed.data.x_train[part], x) and torch.equal(fed.data.y_train[part], y)
     x, y = hospitals.samples(None)
-    assert torch.equal(site.data.x_test, x) and torch.equal(site.data.y_test, y)
-    assert [len(part) for part in site.parts] == [120, 130, 140, 150]
+    assert torch.equal(fed.data.x_test, x) and torch.equal(fed.data.y_test, y)
+    assert [len(part) for part in fed.parts] == [120, 130, 140, 150]
 
 
 def test_numbers_that_are_no_image_are_taken_as_they_are():
@@ -65,9 +65,9 @@ def test_a_module_beside_the_notebook_is_found_by_workers_too(tmp_path, monkeypa
 
 def test_ones_own_network_takes_a_known_data_set():
     exp = Experiment.preset("smoke", model="test_hospitals:small", rounds=2, clients=40, clients_per_round=2)
-    site = assemble(exp).clients
-    assert site.layout.prunable == ("1.weight", "3.weight") and outputs(site.net, site.data.sample, "small") == 10
-    assert uses_of(site.net, site.data.sample) == {"1.weight": 1, "3.weight": 1}
+    fed = assemble(exp).clients
+    assert fed.layout.prunable == ("1.weight", "3.weight") and outputs(fed.net, fed.data.sample, "small") == 10
+    assert uses_of(fed.net, fed.data.sample) == {"1.weight": 1, "3.weight": 1}
     assert run(exp).metrics["sparsity"].iloc[-1] == pytest.approx(0.9, abs=1e-4)
 
 
@@ -196,8 +196,8 @@ def with_norms():
 
 def test_norms_of_ones_own_network_can_stay_with_the_clients():
     exp = Experiment(**OWN | dict(model="test_hospitals:with_norms", batch_norm="local"))
-    site = assemble(exp).clients
-    assert site.norms.tolist() == list(range(168, 184))  # scale and shift of eight channels, after 20 · 8 + 8 others
+    fed = assemble(exp).clients
+    assert fed.norms.tolist() == list(range(168, 184))  # scale and shift of eight channels, after 20 · 8 + 8 others
     assert run(exp).metrics["test_loss"].notna().all()
     with pytest.raises(ValueError, match=r"batch_norm: 'local' is not allowed; .*:network has no batch norms"):
         run(Experiment(**OWN | dict(batch_norm="local")))

@@ -122,9 +122,9 @@ def check_bytes(watched):
 
 def check_answers(watched, exp):
     """What a client says beside its payload tells nothing of its data."""
-    site = assemble(exp).clients
-    images = [site.data.x_train[part[0]].numpy().tobytes() for part in site.parts]
-    labels = [site.data.y_train[part].numpy().tobytes() for part in site.parts]
+    fed = assemble(exp).clients
+    images = [fed.data.x_train[part[0]].numpy().tobytes() for part in fed.parts]
+    labels = [fed.data.y_train[part].numpy().tobytes() for part in fed.parts]
     plain = {"query.who": {"config": {"client"}}, "query.ask": {}, "train": {"metrics": {"loss", "num-examples"}}}
     for message in watched.grid.answered:
         names = {record: set(values) for record, values in message.content.items() if len(values)}
@@ -174,10 +174,10 @@ def errors(watched):
 
 def check_uploads(watched, exp):
     """The server understands every upload as its client means it."""
-    site = assemble(exp)
+    fed = assemble(exp)
     for state, replies in watched.rounds:
         for n, upload in zip(replies.clients, replies.uploads, strict=True):
-            meant = site.train_client(state, n)
+            meant = fed.train_client(state, n)
             assert upload.values.keys() == meant.values.keys() and upload.own.keys() == meant.own.keys()
             assert all(torch.equal(v, upload.values[k]) for k, v in meant.values.items())
             assert all(torch.equal(v, upload.own[k]) for k, v in meant.own.items())

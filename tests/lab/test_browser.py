@@ -141,7 +141,7 @@ def no_errors(page):
 
 def test_the_explorer_is_moved_trained_and_stopped(lab, page):
     page.set_viewport_size(dict(width=1400, height=2300))  # all of it in one picture
-    run_all(page, lab, "explorer")
+    run_all(page, lab, "08_explorer")
     box = page.locator(".widget-vbox").first
     planned = box.get_by_role("status").filter(has_text="the whole run sends")
     picture = box.get_by_role("img", name="the whole run sends")
@@ -211,7 +211,7 @@ def test_every_page_of_the_site_opens_from_disk_and_asks_for_nothing_else(site, 
         assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth"), (
             f"{path.stem} is too wide"
         )
-        if path.stem in ("index", "explorer", "methods"):
+        if path.stem in ("index", "08_explorer", "07_methods"):
             page.screenshot(path=SCREENSHOTS / f"site-{path.stem}.png", full_page=True)
     assert said == []
     assert len(asked) > 10 and [url for url in asked if not url.startswith(("file:", "data:"))] == []

@@ -72,7 +72,7 @@ def test_every_notebook_checks_its_parameters_before_anything_else(path, monkeyp
 
 @pytest.mark.slow
 def test_papermill_ends_at_an_unknown_parameter_with_that_line(tmp_path):
-    path = next(path for path in NOTEBOOKS if path.stem == "00_quickstart")
+    path = next(path for path in NOTEBOOKS if path.stem == "30_quickstart")
     with pytest.raises(papermill.PapermillExecutionError) as caught:
         papermill.execute_notebook(
             path, tmp_path / "out.ipynb", parameters={"round": 30}, cwd=path.parent, kernel_name="python3",

@@ -279,7 +279,7 @@ def test_a_sparse_uplink_by_hand(regrowth, sparse, w, delta):
     layout = Layout({"k": torch.Size([4])}, ("k",))
     method = method_of(exp, SimpleNamespace(layout=layout))
     m = {"k": torch.tensor([True, True, False, False])}
-    state = State(0, torch.zeros(4), m, torch.empty(0), held=(0, 0))
+    state = State(0, torch.zeros(4), m, torch.empty(0), client_mask_versions=(0, 0))
     uploads = []
     for n, values in enumerate(([1.0, 2.0, 5.0, -6.0], [3.0, 4.0, 7.0, 8.0])):
         sent = method.upload(state, n)

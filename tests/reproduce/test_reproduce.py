@@ -12,12 +12,12 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What would be run, without running it; the notebook `flower` fails, and README is left alone."""
+    """What would be run, without running it; the notebook on Flower fails, and README is left alone."""
     calls = []
 
     def run(words, **how):
         calls.append(words)
-        failed = Path(words[-2]).stem == "flower"
+        failed = Path(words[-2]).stem == "33_flower"
         return subprocess.CompletedProcess(words, int(failed), "", "the network is down" if failed else "")
 
     monkeypatch.setattr(command.subprocess, "run", run)
@@ -39,7 +39,7 @@ def test_every_notebook_is_run_also_after_one_that_fails(asked, capsys):
     assert all(parameters(words) == {"out": "../outputs/toy"} for words in calls)
     assert compared == ROOT / "outputs/toy/runs"
     said = capsys.readouterr().out
-    assert "flower: failed, see" in said and "the network is down" in said and "methods: done" in said
+    assert "33_flower: failed, see" in said and "the network is down" in said and "07_methods: done" in said
 
 
 def test_the_results_come_from_the_records(asked):
@@ -49,14 +49,14 @@ def test_the_results_come_from_the_records(asked):
     assert parameters(calls[5]) == dict(
         preset="laptop", dataset="cifar100", runs="../outputs/runs", out="../outputs"
     )  # fmt: skip
-    assert Path(calls[5][-1]).name == "accuracy-cifar100-laptop.ipynb"
+    assert Path(calls[5][-1]).name == "11_accuracy-cifar100-laptop.ipynb"
     asked.clear()
-    assert command.main(["--preset", "paper", "--dataset", "fashion_mnist", "--notebooks", "convergence"]) == 0
-    assert [Path(words[-2]).stem for words in asked[:-1]] == ["convergence"]
+    assert command.main(["--preset", "paper", "--dataset", "fashion_mnist", "--notebooks", "20_convergence"]) == 0
+    assert [Path(words[-2]).stem for words in asked[:-1]] == ["20_convergence"]
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--notebooks", "none"], "notebooks: 'none' is not allowed; it must be one of 00_quickstart"),
+    (["--notebooks", "none"], "notebooks: 'none' is not allowed; it must be one of 01_federated_averaging"),
     (["--preset", "paper"], "--preset and --dataset belong together"),
     (["--jobs", "0"], "invalid choice: 0"),
 ])  # fmt: skip

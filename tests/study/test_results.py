@@ -427,13 +427,13 @@ def test_what_is_said_of_the_reduced_runs_is_in_the_records():
     assert "9,815 do in AlexNet" in text and "and 277 in ResNet-18" in text
     far = results.wanted("extreme_sparsity", "laptop", "cifar10")
     far = results.of_runs(results.find(far, OWN_RECORDS)[0])["last five"].droplevel("seed")
-    assert round(far["0.9"] - far["0.99"], 1) == 6.6  # in extreme_sparsity.ipynb
+    assert round(far["0.9"] - far["0.99"], 1) == 6.6  # in 15_extreme_sparsity.ipynb
     bought = {}
     for dataset, own in rounds.items():
         budget = results.budget_mebibits(Experiment.preset("laptop", dataset))
         bought[dataset] = results.at_budget(own, budget, results.RELEASED_MEBIBITS)["test_accuracy"].droplevel("seed")
     shown = {dataset: own[["feddip", "fedavg"]].round(1).tolist() for dataset, own in bought.items()}
-    assert shown == {"cifar10": [23.5, 34.0], "cifar100": [16.5, 14.7]}  # in communication.ipynb
+    assert shown == {"cifar10": [23.5, 34.0], "cifar100": [16.5, 14.7]}  # in 12_communication.ipynb
     assert results.layers(Experiment.preset("laptop", "cifar10"))["size"].sum() == 368_152
 
 

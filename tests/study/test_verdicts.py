@@ -88,7 +88,8 @@ def test_a_figure_shows_the_seeds_that_all_its_runs_have():
 
 
 def outputs_of(name):
-    cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
+    (path,) = (ROOT / "notebooks").glob(f"[0-9][0-9]_{name}.ipynb")
+    cells = nbformat.read(path, as_version=4).cells
     found = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
     return "\n".join(data["text/markdown"] for data in found if "text/markdown" in data)
 
@@ -133,7 +134,7 @@ def test_no_sentence_that_compares_is_written_by_hand():
     )
     text = (ROOT / "README.md").read_text()
     assert comparisons(text[text.index("## Results") : text.index("## Every method, thirty rounds")]) == []
-    cells = nbformat.read(ROOT / "notebooks" / "reproduction.ipynb", as_version=4).cells
+    cells = nbformat.read(ROOT / "notebooks" / "10_reproduction.ipynb", as_version=4).cells
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     # The runs of reduced size have one seed; test_results.py holds what is said of them to the records.
     prose = prose[: prose.index("## CIFAR at a reduced size")] + prose[prose.index("## What we saw") :]
