@@ -1,0 +1,45 @@
+"""Who loses: each client's accuracy under the final model of a non-IID run.
+
+python -m feddip_core.study.per_client [RUNS] measures every record that has a model and leaves `clients.csv` beside it.
+"""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from ..engine import final, records
+from ..engine.measure import mean_and_worst_tenth
+from .tables import shown
+from .wanted import Wanted
+
+FILE = "clients.csv"
+
+
+def measure(folder: str | Path = records.OWN_RECORDS, data_dir: str | Path | None = None) -> list[Path]:
+    """Leave `clients.csv` beside each non-IID record that has a model and none yet; the records that got one."""
+    made = []
+    for record in records.record_folders(folder):
+        if (record / final.NAME).exists() and not (record / FILE).exists():
+            if records.experiment_of(record).partition in ("iid", "given"):
+                continue
+            accuracies = final.tested_per_client(record, data_dir)
+            records.write(record / FILE, accuracies.to_csv(lineterminator="\n"))
+            made.append(record)
+    return made
+
+
+def per_client(wanted: Wanted, folder: str | Path) -> pd.DataFrame:
+    """In percent over the seeds that are measured: the mean client, and the mean of the worst tenth of the clients."""
+    rows = {}
+    for label, experiments in wanted.items():
+        paths = [records.folder_of(exp, folder) / FILE for exp in experiments]
+        found = [mean_and_worst_tenth(pd.read_csv(p, index_col="client")["test_accuracy"]) for p in paths if p.exists()]
+        both = 100 * pd.DataFrame(found, columns=["mean client", "worst tenth"], dtype=float)
+        rows[label] = {k: shown(both[k].mean(), both[k].std()) for k in both} | {"n": len(both)}
+    return pd.DataFrame(rows).T
+
+
+if __name__ == "__main__":
+    for done in measure(*sys.argv[1:]):
+        print(done)
