@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--results", nargs="+", metavar="RESULT", help="the runs that a result notebook needs, instead of --methods, "
-        f"--partitions and --rules: all, or of {', '.join(wanted.RESULTS)}",
+        f"--partitions and --rules: all, or of {', '.join(wanted.RESULTS | wanted.OURS)}",
     )  # fmt: skip
     p.add_argument("--seeds", nargs="+", default=[0], type=int, metavar="SEED")
     p.add_argument("--partitions", nargs="+", default=["iid"], metavar="PARTITION")
