@@ -67,6 +67,11 @@ def load_model(folder: str | Path) -> nn.Module:
     return net.eval()
 
 
+def about(folder: str | Path) -> dict:
+    """What the file of a record's final model says of it."""
+    return _read(Path(folder), json.loads((Path(folder) / "provenance.json").read_text())["run_id"])[0]
+
+
 def load(folder: Path, fed: Federation) -> State:
     """The last state of a finished run, as far as its model goes."""
     state = _state(folder, *_read(folder, fed.exp.run_id), fed.clients.layout)

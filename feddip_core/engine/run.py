@@ -84,7 +84,7 @@ def run(
         dataset = sources.of(experiment, data_dir, None if federation is Federation else [None])
         fed = assemble(experiment, dataset, federation)
         made_by = dict(gradient=gradient_name(fed), numerics=numerics(), federation=type(fed).__qualname__)
-        made_by |= networks.described(fed.clients)
+        made_by |= networks.described(fed.clients) | {"samples": sources.described(dataset)}
         record = records.Record(experiment, dataset.sha256, out, **made_by)
         stack.enter_context(record.alone())
         latest = experiment.rounds if observe is None else getattr(observe, "seen", 0)

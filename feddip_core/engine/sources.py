@@ -90,12 +90,24 @@ def load(name: str, data_dir: str | Path | None = None, normalisation: str = "st
     if name not in CLASSES:
         return _read_npz(Path(name))
     dataset = _find(name, data_dir)
-    if name not in MEAN:
+    if (statistics := mean_and_std(name, normalisation)) is None:
         return dataset
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in statistics)
+    return dataclasses.replace(dataset, mean=mean, std=std, crop_padding=CROP_PADDING[name])
+
+
+def mean_and_std(name: str, normalisation: str) -> tuple[list[float], list[float]] | None:
+    """Of each channel of a data set, once pixels are scaled to [0, 1]; None where that is all that is done."""
+    if name not in MEAN:
+        return None
     # The released code divides the statistics of CIFAR-100, which are those of x/255 already, by 255 once more.
     scale = 255 if name == "cifar100" and normalisation == "released" else 1
-    mean, std = (torch.tensor(v[name]).view(-1, 1, 1) / scale for v in (MEAN, STD))
-    return dataclasses.replace(dataset, mean=mean, std=std, crop_padding=CROP_PADDING[name])
+    return tuple((torch.tensor(v[name]) / scale).tolist() for v in (MEAN, STD))
+
+
+def described(data: Dataset) -> dict:
+    """What a sample is, for those who have the model without the data."""
+    return {"shape": list(data.x_train.shape[1:]), "dtype": str(data.x_train.dtype).removeprefix("torch.")}
 
 
 def brought(hook: str, clients: Iterable[int | None]) -> Dataset:
