@@ -189,7 +189,7 @@ def test_a_result_says_which_records_are_missing(name, there, tmp_path, monkeypa
     given = {"dataset": dataset, "preset": preset, "runs": str(tmp_path / "runs"), "out": str(tmp_path)}
     execute(name, given)
     text = capsys.readouterr().out
-    assert re.search(rf"^{there} of \d+ runs are finished", text, re.M) and "missing for the seeds" in text
+    assert re.search(rf"^{there} of \d+ runs are finished", text, re.M) and "no record for seed" in text
     assert "reduced: width" in text
     assert (tmp_path / "figures" / f"{name}-{dataset}-{preset}.svg").exists()
 
@@ -200,7 +200,7 @@ def test_the_page_of_all_results_goes_on_without_a_record(tmp_path, capsys):
     shutil.copytree(OWN_RECORDS, tmp_path / "runs")
     shutil.rmtree(folder_of(Experiment.preset("paper"), tmp_path / "runs"))
     execute("reproduction", {"runs": str(tmp_path / "runs"), "out": str(tmp_path)})
-    assert re.search(r"^  feddip: missing for the seeds 0\b", capsys.readouterr().out, re.M)
+    assert re.search(r"^  feddip: no record for seed 0\b", capsys.readouterr().out, re.M)
     assert (tmp_path / "figures" / "reproduction.svg").exists()
 
 

@@ -1,6 +1,6 @@
 """Renew README's tables from the records in outputs/: python -m feddip_core.study.readme
 
-A table stands between `<!-- name -->` and `<!-- end of name -->`; README has those of `parts` that it wants.
+A table stands between `<!-- name -->` and `<!-- end of name -->`. README names the `parts` that it shows.
 """
 
 import re
@@ -57,7 +57,7 @@ def speed() -> str:
 
 
 def scale() -> str:
-    """Sizes, and a full-size round; an experiment whose round has not been measured has no row."""
+    """Sizes, and one full-size round. An experiment that has not been measured has no row."""
     made = pd.read_csv(OUTPUTS / "benchmarks" / "scale.csv").set_index("dataset")
     lines = [
         "| experiment | parameters | MFLOP per sample | MB down, first round | MB up | GPU MB, estimated "
@@ -76,12 +76,12 @@ def scale() -> str:
 
 
 def parts(runs: Path) -> dict[str, Callable[[], str]]:
-    """What README may show, by name; each is made from these records when it is wanted."""
+    """What README may show, by name. Each is made from the records only if README names it."""
     table = cache(lambda: summary.compared(runs))
     return {
         "results": lambda: reproduction.headline(table()),
         "claims": lambda: reproduction.claims(runs),
-        "effort": lambda: f"From nothing, `{COMMAND}` makes them anew: {summary.effort(runs)}.",
+        "effort": lambda: f"To make every record from nothing, run `{COMMAND}`: {summary.effort(runs)}.",
         "cifar10": lambda: summary.splits_shown(runs, "cifar10"),
         "cifar100": lambda: summary.splits_shown(runs, "cifar100"),
         "speed": speed,
@@ -90,7 +90,7 @@ def parts(runs: Path) -> dict[str, Callable[[], str]]:
 
 
 def renewed(text: str, runs: Path = OUTPUTS / "runs") -> str:
-    """The text with its tables and its comparisons as the records have them now."""
+    """The text with its tables and comparisons made anew from the records."""
     for name, made in parts(runs).items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         if begin in text:

@@ -1,7 +1,7 @@
-"""What reproduced: each number of the paper against our interval, each pair against the paper's order, in words.
+"""What reproduced, in words: each number of the paper against our interval, each pair against the paper's order.
 
-Every sentence that compares is made here from a verdict, for README and the notebook *Reproduction*. A record that
-changes a verdict changes the sentence.
+Every sentence that compares is made here from a verdict, for README and the result notebooks. If a record changes a
+verdict, the sentence changes too.
 """
 
 from itertools import product
@@ -15,8 +15,8 @@ from .tables import find, layer_sparsities, layers, of_runs, over_seeds, shown
 from .verdicts import ABOVE, BELOW, EVEN, NONE, ONE, bullets, counted, judged, pairs, range_of, sentence
 from .wanted import FOUND, PAPER, RELEASED, VERSION_OF, as_released, wanted
 
-WIDE = 2.0  # points: an interval that reaches further to either side tells nothing about a table of this kind
-REPRODUCED, BY_CODE, NOT, OPEN = "reproduced", "by the released code only", "not reproduced", "cannot be told yet"
+WIDE = 2.0  # points: an interval that reaches further to either side decides nothing in these tables
+REPRODUCED, BY_CODE, NOT, OPEN = "reproduced", "only by the released code", "not reproduced", "undecided"
 STAR = r" \*"  # beside a method whose penalty was searched
 RUNS = {
     "fashion_mnist": "LeNet-5 on Fashion-MNIST",
@@ -36,19 +36,19 @@ def against(table: pd.DataFrame, side: str = "") -> pd.DataFrame:
 
 
 def place(row: pd.Series) -> str:
-    """Where the paper's value lies: inside our interval, with the interval's reach, or outside it."""
+    """Where the paper's value lies: inside our interval, with half its width, or outside it."""
     inside = f"inside, ± {row['high'] - row['mean']:.1f}"
     words = {EVEN: inside, ABOVE: "outside, ours is above", BELOW: "outside, ours is below"}
     return words.get(row["verdict"], row["verdict"])
 
 
 def _known(row: pd.Series) -> bool:
-    """Whether the interval is there, and tells something: outside it is always telling, inside only if it is narrow."""
+    """Whether the interval decides: a value outside it always does, a value inside only if the interval is narrow."""
     return row["n"] > 1 and (row["verdict"] != EVEN or row["high"] - row["mean"] <= WIDE)
 
 
 def status(method: str, ours: pd.Series, released: pd.Series) -> str:
-    """Whether a number of the paper reproduced; what rests on one seed, or on a wide interval, cannot be told yet."""
+    """Whether a number of the paper reproduced. One seed or a wide interval leaves it undecided."""
     if not _known(ours):
         return OPEN
     if ours["verdict"] == EVEN:
@@ -59,13 +59,13 @@ def status(method: str, ours: pd.Series, released: pd.Series) -> str:
 
 
 def statuses(table: pd.DataFrame) -> pd.Series:
-    """Of each number of `compared`."""
+    """The status of each number of `compared`."""
     ours, released = against(table), against(table, "released_")
     return pd.Series({key: status(key[1], ours.loc[key], released.loc[key]) for key in table.index}).rename("status")
 
 
 def numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each number of the paper: ours and the released code's distance to it, and what that means."""
+    """One row per number of the paper: its distance from ours and from the released code's, and the status."""
     rows = pd.DataFrame({"paper": table["paper"].map("{:.2f}".format)})
     for (side, rules), n in zip(SIDES.items(), ("n", "n, released"), strict=True):
         own = against(table, side)
@@ -82,10 +82,10 @@ def by_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def tally(table: pd.DataFrame) -> str:
-    """The statuses, counted, in a sentence."""
+    """How many numbers have each status, in a sentence."""
     counts = by_table(table).sum()
     parts = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return f"Of {counts.sum()} numbers of the paper on Fashion-MNIST: {parts}."
+    return f"Of the paper's {counts.sum()} numbers on Fashion-MNIST: {parts}."
 
 
 def headline(table: pd.DataFrame) -> str:
@@ -104,7 +104,7 @@ def headline(table: pd.DataFrame) -> str:
 
 
 def searched(method: str, dataset: str = "fashion_mnist") -> bool:
-    """Whether a method's penalty was chosen on a grid, by test accuracy with the first seed, which is reported too."""
+    """Whether a grid search chose the method's penalty: by test accuracy, with seed 0, which is reported too."""
     return method in FOUND.get(dataset, {})
 
 
@@ -112,13 +112,13 @@ def searched(method: str, dataset: str = "fashion_mnist") -> bool:
 
 
 def values_of(own: pd.DataFrame, side: str) -> pd.DataFrame:
-    """The value of every seed; by the released code, a method without a version of its own there keeps ours."""
+    """The value of every seed. On the released side, a method without a released version keeps our runs."""
     ours, released = seeds_of(own), seeds_of(own, "released_")
     return pd.DataFrame({m: (released if side and m in RELEASED else ours).loc[m] for m in own.index}).T
 
 
 def pair_verdicts(table: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Every pair of a table, the paper's upper one first: the paper's gap, ours and the released code's, judged."""
+    """Every pair of a table, the paper's higher one first: the paper's gap, ours and the released code's, judged."""
     own = table.loc[name]
     columns = {}
     for side, rules in SIDES.items():
@@ -129,11 +129,11 @@ def pair_verdicts(table: pd.DataFrame, name: str) -> pd.DataFrame:
             f"n, {rules}": found["n"],
             f"verdict, {rules}": found["verdict"],
         }
-    return pd.DataFrame(columns).rename(index=label).rename_axis(["above in the paper", "the other"])
+    return pd.DataFrame(columns).rename(index=label).rename_axis(["higher in the paper", "lower"])
 
 
 def reversed_pairs(table: pd.DataFrame) -> list[str]:
-    """A sentence for each pair that our runs, judged, have in the other order than the paper."""
+    """A sentence for each pair that our runs put in the opposite order to the paper's."""
     lines = []
     for name in TABLES:
         own = table.loc[name]
@@ -145,10 +145,10 @@ def reversed_pairs(table: pd.DataFrame) -> list[str]:
 
 
 def tally_of_pairs(table: pd.DataFrame, side: str = "") -> str:
-    """How many pairs of the paper's tables are in its order, in the other, not to be told apart, or of one seed."""
+    """How many pairs of the paper's tables keep its order, reverse it, cannot be told apart, or have one seed."""
     own = [pairs(values_of(table.loc[name], side), table.loc[name, "paper"])["verdict"] for name in TABLES]
     counts = pd.concat(own).value_counts()
-    named = {"in the paper's order": ABOVE, "in the other order": BELOW, EVEN: EVEN, "with one seed": ONE}
+    named = {"in the paper's order": ABOVE, "in the opposite order": BELOW, EVEN: EVEN, "with one seed": ONE}
     parts = ", ".join(f"{counts.get(verdict, 0)} {words}" for words, verdict in named.items())
     return f"{sum(map(len, own))} pairs, {SIDES[side]}: {parts}."
 
@@ -164,7 +164,7 @@ def compare(table: pd.DataFrame, name: str, a: str, b: str, side: str = "") -> s
 
 
 def reasons(folder: str | Path) -> pd.DataFrame:
-    """What each single change is worth in points of accuracy, judged, under the name that a reader knows."""
+    """What each single change is worth in points of accuracy, judged, under a readable name."""
     rows = moves(folder)
     return rows.rename(index=_change)
 
@@ -186,7 +186,7 @@ def reason(rows: pd.DataFrame, change: str, base: str = "FedDIP under the paper'
 
 
 def returns(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "paper") -> pd.DataFrame:
-    """For each rule and seed: how often a weight came back, in how many masks, and the last round that brought any."""
+    """Per rule and seed: how many weights came back, in how many masks, and the last round that brought any back."""
     rounds, _ = find(wanted("paper_vs_code", preset, dataset), folder)
     rows = {}
     for (rule, seed), own in rounds.groupby(["label", "seed"], sort=False):
@@ -197,16 +197,16 @@ def returns(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "p
 
 
 def feedback(table: pd.DataFrame, exp: Experiment) -> str:
-    """What the records say about weights that return, and on what."""
+    """What the records say about weights that return, and on which network."""
     own = table.loc[["the paper's rules"]] if "the paper's rules" in table.index else table.iloc[:0]
     if own.empty:
-        return "No record of FedDIP under the paper's rules is there."
+        return "There is no record of FedDIP under the paper's rules yet."
     counts = ", ".join(f"{row['returns']:,} (seed {seed})" for (_, seed), row in own.iterrows())
     late, seeds = own["last round"].max(), f"{len(own)} seed{'s' * (len(own) != 1)}"
     return (
-        f"On one network, {RUNS.get(exp.dataset, exp.dataset)} with an IID split, {seeds}: "
-        f"pruned weights return {counts} times in {exp.rounds:,} rounds, and none returns after round {late}. "
-        f"From then on no mask depends on what error feedback has gathered."
+        f"Seen on one network ({RUNS.get(exp.dataset, exp.dataset)}, IID split, {seeds}): "
+        f"pruned weights return {counts} times in {exp.rounds:,} rounds. None returns after round {late}. "
+        f"From then on, what error feedback gathers changes no mask."
     )
 
 
@@ -214,7 +214,7 @@ def feedback(table: pd.DataFrame, exp: Experiment) -> str:
 
 
 def readings(folder: str | Path) -> pd.DataFrame:
-    """highest five − last five of every method, mean over its seeds; by the released code too."""
+    """Highest five − last five of every method, mean over its seeds, under both sets of rules."""
     rows = {}
     for result, side in product(("accuracy", "non_iid"), SIDES):
         own = wanted(result, "paper", "fashion_mnist")
@@ -227,7 +227,7 @@ def readings(folder: str | Path) -> pd.DataFrame:
 
 
 def first_layer(folder: str | Path) -> str:
-    """Figure 5's range for the first layer, against ours."""
+    """Figure 5's range for the first layer beside ours."""
     own = wanted("layer_sparsity", "paper", "fashion_mnist")["feddip"]
     rounds, _ = find({"feddip": own}, folder)
     size = layers(own[0])["size"]
@@ -235,12 +235,13 @@ def first_layer(folder: str | Path) -> str:
     low, high = PAPER["layerwise"]["first_layer_sparsity_range"]
     row, under, over = judged(values), judged(values - low)["verdict"], judged(values - high)["verdict"]
     if row["verdict"] == NONE:
-        return "No record of FedDIP is there."
+        return "There is no record of FedDIP yet."
     ours = f"{row['mean']:.2f}" + (f" [{row['low']:.2f}, {row['high']:.2f}]" if row["n"] > 1 else "")
-    verdict = {BELOW: "below it", ONE: "one seed"}.get(under, "above it" if over == ABOVE else "not outside it")
-    return (
-        f"FedDIP's first layer ends with {ours} of zeros ({counted(row)}). The paper names {low} to {high}: {verdict}."
+    verdict = {BELOW: "below this range", ONE: "one seed, so no verdict"}.get(
+        under, "above this range" if over == ABOVE else "not outside this range"
     )
+    printed = f"The paper gives {low} to {high}; ours is"
+    return f"FedDIP's first layer ends with a fraction of {ours} zeros ({counted(row)}). {printed} {verdict}."
 
 
 # What README says.

@@ -6,10 +6,15 @@ import pandas as pd
 
 from ..experiment import Experiment
 from ..method import METHODS
+from ..methods.released.billing import MEBI
+from ..methods.released.feddip import lambda_in_twenty
+from ..schedules import lambda_at, reconfiguration_time, sparsity_at
 from .tables import (
+    BITS,
     RELEASED_MEBIBITS,
     STATISTICS,
     at_budget,
+    beside_paper,
     budget_mebibits,
     final_zeros,
     find,
@@ -22,6 +27,7 @@ from .tables import (
     shown,
     worth,
 )
+from .verdicts import range_of
 from .wanted import (
     BASE,
     PAPER,
@@ -53,10 +59,10 @@ def label(method: str) -> str:
 
 
 def compared(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "paper") -> pd.DataFrame:
-    """A row for each number of the paper's tables: its own, ours, and the released code's where that differs.
+    """One row per number of the paper's tables: its own, ours, and the released code's where that differs.
 
     IID: mean of the last five rounds. At the budget: the last round within it, as the released code counts.
-    Pathological: mean of the highest five, as in the paper. The row of Figure 6 is what its last target costs FedDIP.
+    Pathological: mean of the highest five, as in the paper. Figure 6: the accuracy that its last target costs FedDIP.
     """
     rows = {}
     for table, (result, printed, statistic) in TABLES.items():
@@ -94,12 +100,12 @@ def _summary(ours: pd.Series, released: pd.Series) -> dict:
 
 
 def seeds_of(table: pd.DataFrame, side: str = "") -> pd.DataFrame:
-    """Of each row of `compared` the value of every seed."""
+    """The value of every seed, for each row of `compared`."""
     return table.filter(regex=f"^{side}seed ").rename(columns=lambda name: name.removeprefix(side))
 
 
 def for_figure(wanted: Wanted, rounds: pd.DataFrame, folder: str | Path, statistic: str) -> tuple:
-    """Of one set of seeds: the rounds, ours, the released code's (None without a record), and which seeds these are."""
+    """For the seeds that all runs share: the rounds, ours, the released code's (None without a record), the seeds."""
     others = {m: as_released(own) for m, own in wanted.items() if m in RELEASED}
     versions, _ = find(others, folder)
     seeds = same_seeds(rounds, versions)
@@ -119,6 +125,77 @@ def moves(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "pap
     return pd.concat(tables)
 
 
+def whole_cost(wanted: Wanted, rounds: pd.DataFrame) -> pd.DataFrame:
+    """Megabytes that a whole run sends, both ways, by the exact count, and their share of FedAvg's."""
+    sent = (rounds[BITS].sum(axis=1) / 8e6).groupby([rounds["label"], rounds["seed"]], sort=False).sum()
+    table = over_seeds(sent, wanted)[["mean", "n"]].rename(columns={"mean": "MB"})
+    return table.assign(share=table["MB"] / table.loc["fedavg", "MB"])
+
+
+def stops(rounds: pd.DataFrame, budget: float) -> pd.DataFrame:
+    """Per run: accuracy and round at the budget (in mebibits), by the released count and by the exact one."""
+    counts = {"released count": (budget, RELEASED_MEBIBITS), "exact count": (budget * MEBI, BITS)}
+    found = {name: at_budget(rounds, *own) for name, own in counts.items()}
+    accuracies = {name: own["test_accuracy"] for name, own in found.items()}
+    return pd.DataFrame(accuracies | {f"round, {name}": own["round"] for name, own in found.items()})
+
+
+def at_budget_beside_paper(wanted: Wanted, stops: pd.DataFrame, paper: dict) -> pd.DataFrame:
+    """Table IV: `stops` as mean ± std beside the paper's values, with the mean round of each stop."""
+    counts = [name for name in stops if not name.startswith("round, ")]
+    table = beside_paper(wanted, stops[counts], paper)
+    for i, name in enumerate(counts):
+        table.insert(2 * i + 1, f"round, {name}", stops[f"round, {name}"].groupby("label").mean().round())
+    return table
+
+
+def schedules_of(exp: Experiment) -> pd.DataFrame:
+    """The paper's schedules and the released code's: how many masks, the last sparsity, and λ at three rounds."""
+    T, R = exp.rounds, exp.reconfigure_every
+    times = {"paper": [tau for t in range(T) if (tau := reconfiguration_time(t, R))], "released": list(range(0, T, R))}
+    lam = {"paper": lambda t: lambda_at(t, T, exp.lambda_max, exp.lambda_steps),
+           "released": lambda t: lambda_in_twenty(t, T, exp.lambda_max)}  # fmt: skip
+    rows = {}
+    for rules, own in times.items():
+        last = sparsity_at(own[-1], T, exp.sparsity_initial, exp.sparsity_target)
+        rounds = {"first λ": 0, "middle λ": T // 2, "last λ": T - 1}
+        rows[rules] = {"masks": len(own), "last s": last} | {k: lam[rules](t) for k, t in rounds.items()}
+    return pd.DataFrame(rows).T
+
+
+def switched(wanted: Wanted, accuracies: pd.DataFrame) -> pd.DataFrame:
+    """Per set of rules: accuracy, what the change is worth, judged, and how many weights came back."""
+    worths = worth(accuracies["last five"], {label: base for label, base in BASE.items() if label != base})
+    table = beside_paper(wanted, accuracies[list(STATISTICS)], {}).iloc[:, :-1]
+    table["worth"], table["pairs"] = worths.apply(range_of, axis=1), worths["n"]
+    table["verdict"] = worths["verdict"]
+    table["came back"] = accuracies["regrown"].groupby("label").mean()
+    return table.fillna("")
+
+
+def as_published_and_released(wanted: Wanted, rounds: pd.DataFrame, paper: dict) -> pd.DataFrame:
+    """Each baseline in both versions: accuracy, the paper's value, what the version is worth, and its sparsity."""
+    values = of_tables(of_runs(rounds))
+    table = beside_paper(wanted, values.to_frame("accuracy"), paper)
+    worths = worth(values, VERSION_OF)
+    table["worth"], table["verdict"] = worths.apply(range_of, axis=1), worths["verdict"]
+    size = layout(next(iter(wanted.values()))[0]).prunable_size
+    table["final sparsity"] = (final_zeros(rounds) / size).groupby("label").mean().round(3)
+    return table.fillna("").rename(index=lambda k: "… released code" if k in VERSION_OF else label(k))
+
+
+def thirty_rounds(folder: str | Path) -> pd.DataFrame:
+    """Every method of the paper on Fashion-MNIST, seed 0, 30 rounds instead of 1,000: that it works, and no more."""
+    rows = {}
+    for split, methods in {"IID": (*TABLE_III, "fedprox", "feddip_prox", "dpf"), "pathological": TABLE_V}.items():
+        own = {m: [Experiment.preset("paper", method=m, partition=split.lower(), rounds=30)] for m in methods}
+        for method, rounds in find(own, folder)[0].groupby("label", sort=False):
+            last, sent = rounds.iloc[-1], rounds[BITS].to_numpy().sum() / 8e6
+            cells = {"test accuracy": f"{last['test_accuracy']:.3f}", "sparsity": f"{last['sparsity']:.3f}"}
+            rows[split, label(method)] = cells | {"MB sent, both ways": f"{sent:.1f}", "record": last["run_id"]}
+    return pd.DataFrame(rows).T.rename_axis(["split", "method"])
+
+
 def both_splits(folder: str | Path, dataset: str, preset: str = "laptop") -> pd.DataFrame:
     """Tables III's and V's methods on both partitions: mean, std and n of each table's statistic, and final zeros."""
     rows = {}
@@ -136,7 +213,7 @@ def both_splits(folder: str | Path, dataset: str, preset: str = "laptop") -> pd.
 
 
 def splits_shown(folder: str | Path, dataset: str, preset: str = "laptop") -> str:
-    """The runs of reduced size, as Markdown that says so. The paper's values are those of full size."""
+    """The runs of reduced size, as Markdown that says so. The paper's values are at full size."""
     lines = [
         f"*{scale(wanted('accuracy', preset, dataset))}*\n",
         "| method | IID | n | pathological | last five | n | sparsity | paper, full size: IID | pathological |",
@@ -155,9 +232,9 @@ def splits_shown(folder: str | Path, dataset: str, preset: str = "laptop") -> st
 
 
 def effort(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "paper") -> str:
-    """How many runs all results need, how many of them the folder has, and what these took."""
+    """How many runs all results need, how many of them the folder has, and how long these took."""
     tables = [wanted(result, preset, dataset) for result in RESULTS]
     every = {exp.run_id: exp for table in tables for own in table.values() for exp in own}
     rounds, _ = find({"all": list(every.values())}, folder)
     done, hours = rounds["run_id"].nunique(), rounds["seconds"].sum() / 3600
-    return f"{len(every)} runs, of which {done} are there and took {hours:.1f} hours by the clock, one core each"
+    return f"{len(every)} runs; {done} of them are done and took {hours:.1f} hours, one core per run"

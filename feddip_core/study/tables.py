@@ -1,7 +1,7 @@
 """From records to numbers: the runs that are there, their statistics, and tables beside the paper's.
 
-A run is found by its run_id, so that a record with other settings can never stand in for it. One that was computed in
-another way, such as on a GPU, may. Accuracies are in percent, as in the paper; sparsities are fractions of zeros.
+A run is found by its run_id, so a record with other settings never stands in for it. One that was computed in another
+way, such as on a GPU, may. Accuracies are in percent, as in the paper; sparsities are fractions of zeros.
 """
 
 import json
@@ -42,7 +42,7 @@ _EMPTY = pd.DataFrame(
 
 
 def find(wanted: Wanted, folder: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The rounds of every finished run, with its `label`; and of all that are wanted, how far each has come."""
+    """The rounds of every finished run, with its `label`; and the state of every run that is wanted."""
     found, states, others = [], [], _by_experiment(Path(folder))
     for label, exps in wanted.items():
         for exp in exps:
@@ -80,20 +80,24 @@ def _read(exp: Experiment, record: Path) -> tuple[str, pd.DataFrame]:
     except ValueError as error:
         return f"cannot be used, {error}", pd.DataFrame()
     if rows["faults"].any():
-        return f"cannot be used, {rows['faults'].iloc[0]} answers of clients are missing in it", pd.DataFrame()
+        return f"cannot be used, {rows['faults'].iloc[0]} answers of clients are missing", pd.DataFrame()
     if rows["diverged"].notna().any():
         return f"diverged in round {rows['diverged'].iloc[0]:.0f}", rows
     return "finished" if len(rows) == exp.rounds else f"unfinished, {len(rows)} of {exp.rounds} rounds", rows
 
 
 def report(states: pd.DataFrame) -> str:
-    """Which runs the tables rest on, and which are not there."""
+    """Which runs the tables rest on, and which are missing."""
     missing = states[states["state"] == "missing"].groupby("label", sort=False)["seed"].agg(list)
     begun = states[~states["state"].isin(["finished", "missing"])]
     lines = [f"{(states['state'] == 'finished').sum()} of {len(states)} runs are finished."]
     lines += [f"  {label}, seed {seed} ({run_id}): {state}" for label, seed, run_id, state in begun.to_numpy()]
-    lines += [f"  {label}: missing for the seeds {', '.join(map(str, seeds))}" for label, seeds in missing.items()]
+    lines += [f"  {label}: no record for {_named(seeds)}" for label, seeds in missing.items()]
     return "\n".join(lines)
+
+
+def _named(seeds: list[int]) -> str:
+    return f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}"
 
 
 # What they gave.
@@ -106,7 +110,7 @@ def of_runs(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_tables(runs: pd.DataFrame) -> pd.Series:
-    """Of each run the statistic of its method's table: the highest five of what is in Table V alone, else the last."""
+    """Each run by the statistic of its table: the highest five for methods that are only in Table V, else the last."""
     methods = runs.index.get_level_values("label").str.partition(",").get_level_values(0)
     return runs["last five"].where(methods.isin(TABLE_III) | ~methods.isin(TABLE_V), runs["highest five"])
 
@@ -124,7 +128,7 @@ def worth(values: pd.Series, base: Mapping[str, str]) -> pd.DataFrame:
 
 
 def same_seeds(*tables: pd.DataFrame) -> list[int]:
-    """The seeds that every label of these rounds has: the only ones that a figure may show side by side."""
+    """The seeds that every label has. A figure shows only these side by side."""
     own = [set(seeds) for rounds in tables for _, seeds in rounds.groupby("label")["seed"]]
     return sorted(set.intersection(*own)) if own else []
 
@@ -135,8 +139,8 @@ def of_seeds(rounds: pd.DataFrame, seeds: list[int]) -> pd.DataFrame:
 
 
 def drawn(wanted: Wanted, seeds: list[int]) -> str:
-    """What stands above a figure: its seeds, and in what its runs are reduced."""
-    named = f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}" if seeds else "no seed that all have"
+    """The note above a figure: its seeds, and how its runs are reduced."""
+    named = _named(seeds) if seeds else "no seed that all runs share"
     return "; ".join(filter(None, [named, reduced(wanted)]))
 
 
@@ -189,7 +193,7 @@ def dense_mebibits(exp: Experiment) -> float:
 
 
 def sent(rounds: pd.DataFrame, columns: list[str]) -> pd.Series:
-    """All that a run has sent until each round, both ways."""
+    """Everything that a run has sent up to each round, both ways."""
     return rounds[columns].sum(axis=1).groupby([rounds["label"], rounds["seed"]]).cumsum()
 
 
@@ -203,7 +207,7 @@ def at_budget(rounds: pd.DataFrame, budget: float, columns: list[str]) -> pd.Dat
 
 
 def layout(exp: Experiment) -> Layout:
-    """The network's shapes, without the time and memory that its weights would take."""
+    """The network's shapes, without allocating its weights."""
     with torch.device("meta"):
         return Layout.of(models.build(exp.model, CLASSES[exp.dataset], exp.width))
 
@@ -221,14 +225,14 @@ def layers(exp: Experiment) -> pd.DataFrame:
 
 
 def layer_sparsities(rounds: pd.DataFrame, size: pd.Series) -> pd.DataFrame:
-    """Of each label, the final sparsity of every layer, a mean over its seeds."""
+    """The final sparsity of every layer per label, mean over its seeds."""
     last = rounds.groupby(["label", "seed"], sort=False)["layer_zeros"].last()
     zeros = pd.DataFrame([list(map(int, row.split())) for row in last], index=last.index, columns=size.index)
     return (zeros / size).groupby("label", sort=False).mean().T
 
 
 def correlations(layers: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Pearson's, between a layer's size and its sparsity, for each kind of layer; of one layer there is none."""
+    """Pearson's correlation of a layer's size and its sparsity, per kind of layer. One layer has none."""
     rows = {kind: {"layers": len(own)} | {c: own["size"].corr(own[c]) for c in columns}
             for kind, own in layers.groupby("kind", sort=False) if len(own) > 1}  # fmt: skip
     return pd.DataFrame(rows).T.astype({"layers": int})

@@ -1,8 +1,8 @@
 """Is it a difference? Paired t intervals over seeds, and the words that they allow.
 
-Runs with one seed share first weights, split, drawn clients and batches, so methods are compared seed by seed: the mean
-of the differences ± t s/√n, with n − 1 degrees of freedom. Where 0 is inside, the two cannot be told apart. One seed
-gives no interval, and no verdict.
+Runs with the same seed share first weights, split, selected clients and batches. So methods are compared seed by seed:
+the mean of the differences ± t s/√n, with n − 1 degrees of freedom. If 0 is inside the interval, the two cannot be told
+apart. One seed gives no interval and no verdict.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ ABOVE, BELOW, EVEN, ONE, NONE = "above", "below", "cannot be told apart", "one s
 
 
 def judged(differences: pd.Series) -> pd.Series:
-    """mean, low and high end of its interval, n, degrees of freedom, verdict; of the seeds that have a difference."""
+    """Mean, both ends of its interval, n, degrees of freedom and verdict. Seeds without a difference do not count."""
     own = differences.dropna().astype(float)
     n, mean = len(own), own.mean()
     half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * stats.sem(own) if n > 1 else float("nan")
@@ -25,7 +25,7 @@ def judged(differences: pd.Series) -> pd.Series:
 
 
 def pairs(values: pd.DataFrame, order: pd.Series) -> pd.DataFrame:
-    """Every pair (a, b) that `order` has a above b: a − b, judged over the seeds of `values` (a row per method)."""
+    """Every pair (a, b) with a above b in `order`: a − b, judged over the seeds of `values` (one row per method)."""
     found = {
         (a, b): judged(values.loc[a] - values.loc[b])
         for a in order.index for b in order.index if order[a] > order[b]
@@ -46,14 +46,14 @@ def counted(row: pd.Series) -> str:
 
 
 def sentence(a: str, b: str, row: pd.Series, what: str = "points") -> str:
-    """How a stands to b, in the words of the verdict."""
+    """How a compares with b, in the words of the verdict."""
     gap = f"{range_of(row)} {what} ({counted(row)})"
     return {
         ABOVE: f"{a} ends above {b}: {gap}.",
         BELOW: f"{a} ends below {b}: {gap}.",
         EVEN: f"{a} and {b} cannot be told apart: {gap}.",
-        ONE: f"{a} against {b}: one seed, {range_of(row)} {what}. One seed is no verdict.",
-        NONE: f"{a} against {b}: no seed has both yet.",
+        ONE: f"{a} against {b}: {range_of(row)} {what} with one seed. One seed gives no verdict.",
+        NONE: f"{a} against {b}: no seed has both runs yet.",
     }[row["verdict"]]
 
 

@@ -96,17 +96,17 @@ def as_run(dataset: str, method: str) -> dict[str, Any]:
 
 
 def found(dataset: str, method: str) -> dict[str, float]:
-    """The penalty that the grid gave to a method."""
+    """The penalty that the grid search gave a method."""
     return FOUND.get(dataset, {}).get(method, {})
 
 
 def as_released(experiments: list[Experiment]) -> list[Experiment]:
-    """The same runs by the released code; none for a method whose released version is not run."""
+    """The same runs by the released code. Empty if the method has no released version here."""
     return [exp.replace(rules="released") for exp in experiments if exp.method in RELEASED]
 
 
 def of_paper(table: str, dataset: str) -> dict:
-    """One of the paper's tables for a data set. An entry that the paper leaves open is left out."""
+    """One of the paper's tables for a data set. Entries that the paper leaves open are left out."""
     return {k: v for k, v in PAPER[table][PAPER_DATA.get(dataset, dataset)].items() if v is not None}
 
 
@@ -116,7 +116,7 @@ def extreme_targets(dataset: str) -> list[float]:
 
 
 def scale(wanted: Wanted) -> str:
-    """What is run, and whether the paper's numbers can stand beside it."""
+    """What is run, and whether it can be compared with the paper's numbers."""
     exp = next(iter(wanted.values()))[0]
     differs, note = exp.differences_from_paper(), reduced(wanted)
     verdict = f"not the paper's: {', '.join(differs)}" if differs else "every setting is the paper's"
@@ -125,11 +125,11 @@ def scale(wanted: Wanted) -> str:
 
 
 def reduced(wanted: Wanted) -> str:
-    """In what the runs are smaller than the paper's, to stand wherever both are shown; empty if in nothing."""
+    """How the runs are smaller than the paper's, shown wherever both are. Empty if they are not."""
     exp = next(iter(wanted.values()))[0]
     full = exp.differences_from_paper()
     if "dataset" in full:
-        return "a toy: nothing in it can be compared with the paper"
+        return "a toy: do not compare it with the paper"
     words = {"width": "width", "rounds": "T", "local_epochs": "E"}
     less = [f"{word} = {getattr(exp, k):g} instead of {full[k]:g}" for k, word in words.items() if k in full]
     return f"reduced: {', '.join(less)}" if less else ""

@@ -113,7 +113,7 @@ def test_only_finished_runs_of_exactly_these_settings_are_found(tiny, tmp_path):
     assert results.report(states).splitlines() == [
         "1 of 4 runs are finished.",
         f"  a, seed 1 ({stopped.run_id}): unfinished, 1 of 2 rounds",
-        "  b: missing for the seeds 2, 7",
+        "  b: no record for seeds 2, 7",
     ]
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_went_without_clients_is_another_experiment(tiny, tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"faults": faults}))
     rounds, states = results.find({"a": [exp]}, tmp_path)
     assert rounds.empty
-    assert states["state"].tolist() == ["cannot be used, 1 answers of clients are missing in it"]
+    assert states["state"].tolist() == ["cannot be used, 1 answers of clients are missing"]
 
 
 def test_a_damaged_record_is_named_if_it_is_wanted_and_passed_over_if_not(tiny, tmp_path):
@@ -188,7 +188,7 @@ def test_runs_of_reduced_size_are_called_so(dataset, tmp_path):
     assert table.columns[-1] == "paper, full size"
     assert results.reduced(results.wanted("accuracy", "paper", dataset)) == ""
     toy = results.wanted("accuracy", "smoke", "fashion_mini")
-    assert results.scale(toy).endswith("K = 3; a toy: nothing in it can be compared with the paper.")
+    assert results.scale(toy).endswith("K = 3; a toy: do not compare it with the paper.")
 
 
 def test_the_table_of_reduced_runs_names_them_so_and_has_both_partitions(tmp_path, monkeypatch):
@@ -340,7 +340,7 @@ def test_the_headline_has_a_row_for_each_claim_of_the_paper(tmp_path):
     early = 100 * metrics["test_accuracy"][2]  # the budget is 3.4 rounds of FedAvg
     assert table.loc[("Table IV", "fedavg"), ["paper", "mean"]].tolist() == pytest.approx([86.76, early])
     assert table.loc[("Figure 6", "feddip"), ["paper", "n"]].tolist() == [-6.97, 0]
-    assert results.effort(tmp_path) == "86 runs, of which 0 are there and took 0.0 hours by the clock, one core each"
+    assert results.effort(tmp_path) == "86 runs; 0 of them are done and took 0.0 hours, one core per run"
 
 
 def test_what_the_last_target_costs_is_taken_seed_by_seed(monkeypatch):

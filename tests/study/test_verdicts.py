@@ -54,8 +54,8 @@ def test_the_words_are_those_of_the_verdict():
         "below": "A ends below B: -2.00 [-3.24, -0.76] points (n = 3, 2 degrees of freedom).",
         "cannot be told apart": "A and B cannot be told apart: "
         "+2.00 [-0.48, +4.48] points (n = 3, 2 degrees of freedom).",
-        "one seed": "A against B: one seed, +2.00 points. One seed is no verdict.",
-        "no run": "A against B: no seed has both yet.",
+        "one seed": "A against B: +2.00 points with one seed. One seed gives no verdict.",
+        "no run": "A against B: no seed has both runs yet.",
     }
 
 
@@ -63,12 +63,12 @@ def test_the_words_are_those_of_the_verdict():
     "method, ours, released, status",
     [
         ("feddip", (-0.3, 0.1, 0.2), (5, 5, 6), "reproduced"),
-        ("feddip", (-1.0, -1.1, -1.2), (-0.3, 0.1, 0.2), "by the released code only"),
+        ("feddip", (-1.0, -1.1, -1.2), (-0.3, 0.1, 0.2), "only by the released code"),
         ("feddip", (-1.0, -1.1, -1.2), (2.0, 2.1, 2.2), "not reproduced"),
-        ("feddip", (-1.0, -1.1, -1.2), (0.1,), "cannot be told yet"),
+        ("feddip", (-1.0, -1.1, -1.2), (0.1,), "undecided"),
         ("snip", (-1.0, -1.1, -1.2), (), "not reproduced"),  # the released code has no version that is run
-        ("snip", (0.1,), (), "cannot be told yet"),
-        ("snip", (-1.0, 1.0), (), "cannot be told yet"),  # ± 12.7 points has everything inside
+        ("snip", (0.1,), (), "undecided"),
+        ("snip", (-1.0, 1.0), (), "undecided"),  # ± 12.7 points has everything inside
     ],
 )
 def test_when_a_number_counts_as_reproduced(method, ours, released, status):
@@ -83,7 +83,7 @@ def test_a_figure_shows_the_seeds_that_all_its_runs_have():
     assert results.of_seeds(rounds, [0])["label"].tolist() == ["a", "b"]
     wanted = results.wanted("accuracy", "paper", "fashion_mnist")
     assert [results.drawn(wanted, seeds) for seeds in ([0, 1], [0], [])] == [
-        "seeds 0, 1", "seed 0", "no seed that all have",
+        "seeds 0, 1", "seed 0", "no seed that all runs share",
     ]  # fmt: skip
 
 

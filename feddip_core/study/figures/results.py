@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from feddip_core.method import METHODS
 
-from .style import SHADES, STYLE, band, by_label, colour, label, line, percent_axis, thin
+from .style import SHADES, STYLE, band, by_label, colour, described, label, line, percent_axis, thin
 
 OURS_AND_PAPER = [
     Line2D([], [], marker="o", linestyle="", color="#555555", label="ours"),
@@ -83,22 +83,26 @@ def against_paper(
             1, 2, figsize=(11, 4.4), layout="constrained", gridspec_kw={"width_ratios": [3, 2]}
         )
         percent_axis(paper_lines(percent_curves(left, rounds, smooth, raw), paper))
-        left.set(title="Test accuracy by round (thin dashes: the paper's value)")
-        ends(right, ours, paper, released).set(title=f"{statistic.capitalize()}, mean ± std over seeds")
+        left.set(title="Test accuracy by round (thin dashes: the paper's values)")
+        ends(right, ours, paper, released).set(title=f"Mean of the {statistic} rounds, ± std over seeds")
         marks = [OURS_AND_PAPER[0], *([] if released is None else [RELEASED]), OURS_AND_PAPER[1]]
         handles = [*left.get_legend_handles_labels()[0], *marks]
         columns = len(handles) if len(handles) < 8 else -(-len(handles) // 2)
         figure.legend(handles=handles, loc="outside lower center", ncols=columns)
-    return figure
+    names = ", ".join(map(label, ours.index))
+    beside = "the paper's values" if released is None else "the paper's values and the released code's"
+    alt = f"Left: test accuracy by round of {names}. Right: the mean of the {statistic} rounds beside {beside}"
+    return described(figure, alt)
 
 
 def versions(ours: pd.DataFrame, released: pd.DataFrame, paper: Mapping) -> Figure:
     """Each method as we run it, by the released code, and in the paper."""
     with plt.rc_context(STYLE):
         figure, ax = plt.subplots(figsize=(9, 0.55 * len(ours) + 1.4), layout="constrained")
-        ends(ax, ours, paper, released).set(title="As published, by the released code, and in the paper")
+        ends(ax, ours, paper, released).set(title="Each baseline as published, by the released code, and in the paper")
         figure.legend(handles=[OURS_AND_PAPER[0], RELEASED, OURS_AND_PAPER[1]], loc="outside lower center", ncols=3)
-    return figure
+    names = ", ".join(map(label, ours.index))
+    return described(figure, f"Test accuracy of {names}: as published, by the released code, and in the paper")
 
 
 def distances(sides: Mapping[str, pd.DataFrame], reach: float = 8) -> Figure:
@@ -113,10 +117,11 @@ def distances(sides: Mapping[str, pd.DataFrame], reach: float = 8) -> Figure:
                 ax.plot(row["mean"], i, "o", color=shade, markerfacecolor="white" if one else shade)
                 ax.plot([max(row["low"], -reach), min(row["high"], reach)], [i, i], color=shade, linewidth=1.5)
             ax.axvline(0, color="#555555", linewidth=1)
-            ax.set(title=f"{title}, points from the paper's value", xlim=(-reach, reach))
+            ax.set(title=f"{title[0].upper()}{title[1:]}", xlabel="ours − paper, points", xlim=(-reach, reach))
         axes[0].set(yticks=range(len(rows)), yticklabels=[f"{name}: {label(method)}" for name, method in rows])
         axes[0].set_ylim(len(rows) - 0.5, -0.5)
-    return figure
+    alt = "For each number of the paper: how many points ours is away from it, with a 95 % interval"
+    return described(figure, f"{alt}, under both sets of rules")
 
 
 def cost_curves(ax: Axes, rounds: pd.DataFrame, cost: pd.Series, smooth: int = 1) -> Axes:
@@ -141,10 +146,10 @@ def against_cost(
     """Accuracy against everything sent: in the released code's unit, with the paper's budget, and in bytes."""
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
-        cost_curves(left, rounds, mebibits, smooth).set(xlabel="mebibits sent, both ways, as the released code counts")
+        cost_curves(left, rounds, mebibits, smooth).set(xlabel="mebibits sent, both ways, without masks")
         cost_curves(right, rounds, megabytes, smooth).set(xlabel="megabytes sent, both ways, masks included")
-        left.set(title="In the released code's unit")
-        right.set(title="In bytes, with mask bits")
+        left.set(title="Counted as the released code counts")
+        right.set(title="Counted exactly, with masks")
         for method, value in paper.items():
             left.plot(budget, value, "D", markersize=6, color=colour(method), mfc="white", zorder=4)
         for ax in (percent_axis(paper_lines(left, paper)), right):
@@ -157,7 +162,8 @@ def against_cost(
         left.text(budget, 0.02, " budget", color="#555555", transform=left.get_xaxis_transform())
         handles = [*left.get_legend_handles_labels()[0], OURS_AND_PAPER[1]]
         figure.legend(handles=handles, loc="outside lower center", ncols=8)
-    return figure
+    alt = "Test accuracy against everything sent so far. Left: in the released code's mebibits, with the paper's budget"
+    return described(figure, f"{alt}. Right: in megabytes, masks included")
 
 
 def layer_bars(layers: pd.DataFrame, columns: list[str], first: tuple[float, float] | None = None) -> Figure:
@@ -184,7 +190,7 @@ def layer_bars(layers: pd.DataFrame, columns: list[str], first: tuple[float, flo
                 label=column.replace("s_0", "$s_0$").replace("s_p", "$s_p$"),
             )
         if first:
-            look = dict(color="#555555", linestyle=(0, (4, 2)), linewidth=1.5, label="the paper's first layer")
+            look = dict(color="#555555", linestyle=(0, (4, 2)), linewidth=1.5, label="first layer in the paper")
             left.hlines(first, -0.45, 0.45, **look)
             left.set_xlim(-0.6, len(x) - 0.4)
         left.set(title="Fraction of zeros in each layer", ylabel="fraction of zeros", ylim=(0, 1), xticks=x)
@@ -196,7 +202,9 @@ def layer_bars(layers: pd.DataFrame, columns: list[str], first: tuple[float, flo
             right.plot([], [], mark, color="#555555", label=kind)
         right.set(title="… against its size", xlabel="weights in the layer", xscale="log")
         figure.legend(loc="outside lower center", ncols=7)
-    return figure
+    names = " and ".join(map(label, columns)) or "no run"
+    alt = f"Left: fraction of zeros in each layer for {names}, beside ERK's allocation"
+    return described(figure, f"{alt}. Right: the same against the layer's size")
 
 
 def extremes(rounds: pd.DataFrame, labels: list[str], paper: float, smooth: int = 1) -> Figure:
@@ -213,11 +221,12 @@ def extremes(rounds: pd.DataFrame, labels: list[str], paper: float, smooth: int 
             band(right, 100 * own, shade)
         left.set(title="Sparsity after each round", xlabel="round", ylabel="fraction of zeros", ylim=(0, 1.02))
         right.set(title="Test accuracy", xlabel="round")
-        name = f"the paper's at {labels[0]}"
+        name = f"the paper's value at $s_p$ = {labels[0]}"
         right.axhline(paper, color=SHADES[0], linestyle=(0, (6, 4)), linewidth=0.9, label=name)
         percent_axis(right)
         figure.legend(loc="outside lower center", ncols=4)
-    return figure
+    alt = f"FedDIP with targets of {', '.join(labels)}. Left: sparsity by round. Right: test accuracy by round"
+    return described(figure, alt)
 
 
 def rules(runs: pd.DataFrame, labels: list[str], paper: Mapping) -> Figure:
@@ -243,16 +252,17 @@ def rules(runs: pd.DataFrame, labels: list[str], paper: Mapping) -> Figure:
                 color=colour(method),
                 linestyle=(0, (6, 4)),
                 linewidth=0.9,
-                label=f"the paper's {label(method)}",
+                label=f"{label(method)} in the paper",
             )
         left.set(
-            title="Accuracy, mean of the last five rounds",
+            title="Mean of the last five rounds",
             xlabel="test accuracy, %",
             yticks=range(len(labels)),
             yticklabels=labels,
         )
         left.set_ylim(len(labels) - 0.5, -0.5)
-        right.set(title="Weights brought back in the whole run", xlabel="weights (mean over seeds)", xscale="symlog")
+        right.set(title="Weights that came back in the whole run", xlabel="weights (mean over seeds)", xscale="symlog")
         right.margins(x=0.15)
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
+    alt = "For each set of rules. Left: the accuracy of every seed and their mean, beside the paper's"
+    return described(figure, f"{alt}. Right: how many weights came back")

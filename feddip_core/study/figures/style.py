@@ -79,11 +79,20 @@ class Picture:
         return picture, {"image/png": {"alt": self.alt}}
 
 
-def show(figure: Figure, alt: str, out: str | Path = "", name: str = "", note: str = "") -> Picture:
+def described(figure: Figure, alt: str) -> Figure:
+    """The figure with its text for readers who cannot see it, which `show` uses."""
+    figure.set_label(alt)
+    return figure
+
+
+def show(figure: Figure, alt: str = "", out: str | Path = "", name: str = "", note: str = "") -> Picture:
     """Show the figure in the notebook. With `out`, also save it as `out`/figures/`name`.png and .svg.
 
-    A note is printed above the figure and added to its text.
+    A figure that describes itself needs no `alt`. A note is printed above the figure and added to its text.
     """
+    alt = alt or figure.get_label()
+    if not alt:
+        raise ValueError("alt: '' is not allowed; a figure needs a text for readers who cannot see it")
     if note:
         figure.suptitle(note, x=0.99, ha="right", fontsize=9, color="#555555")
         alt = f"{alt} ({note})"
