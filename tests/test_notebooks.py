@@ -239,7 +239,9 @@ def test_figures_and_records_go_where_they_are_asked_for(notebook):
     """Every figure to `out`, under a name; of the runs at least one to a folder that follows from it."""
     calls = [n for cell in code(notebook) for n in ast.walk(ast.parse(cell.source)) if isinstance(n, ast.Call)]
     shown = [call for call in calls if getattr(call.func, "attr", None) == "show"]
-    assert shown and all(ast.unparse(call.args[2]) == "out" and len(call.args) == 4 for call in shown)
+    given = [dict(zip(("figure", "alt", "out", "name"), call.args, strict=False)) for call in shown]
+    given = [own | {k.arg: k.value for k in call.keywords} for own, call in zip(given, shown, strict=True)]
+    assert given and all("name" in own and ast.unparse(own["out"]) == "out" for own in given)
     runs = [call for call in calls if getattr(call.func, "id", None) == "run"]
     kept = [
         ast.unparse(given) for c in runs for given in (*c.args[1:], *(k.value for k in c.keywords if k.arg == "out"))

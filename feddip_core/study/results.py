@@ -49,6 +49,7 @@ from .tables import (
     correlations,
     dense_mebibits,
     drawn,
+    entropy,
     final_zeros,
     find,
     layer_sparsities,
@@ -56,6 +57,7 @@ from .tables import (
     of_runs,
     of_seeds,
     of_tables,
+    one_run,
     over_seeds,
     report,
     same_seeds,
@@ -63,6 +65,7 @@ from .tables import (
     sent,
     shown,
     worth,
+    zeros_before,
 )
 from .verdicts import LEVEL, bullets, judged, pairs, range_of, sentence
 from .wanted import (
@@ -112,6 +115,7 @@ __all__ = [
     "dense_mebibits",
     "drawn",
     "effort",
+    "entropy",
     "extreme_targets",
     "feedback",
     "final_zeros",
@@ -129,6 +133,7 @@ __all__ = [
     "of_runs",
     "of_seeds",
     "of_tables",
+    "one_run",
     "over_seeds",
     "pair_verdicts",
     "pairs",
@@ -157,4 +162,5 @@ __all__ = [
     "wanted",
     "whole_cost",
     "worth",
+    "zeros_before",
 ]

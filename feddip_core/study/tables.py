@@ -5,7 +5,8 @@ way, such as on a GPU, may. Accuracies are in percent, as in the paper; sparsiti
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -109,6 +110,11 @@ def of_runs(rounds: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({name: 100 * runs.agg(statistic) for name, statistic in STATISTICS.items()})
 
 
+def one_run(accuracies: Sequence[float]) -> pd.DataFrame:
+    """Rounds of a made-up run with these test accuracies, for examples that can be computed by hand."""
+    return pd.DataFrame({"label": "toy", "seed": 0, "test_accuracy": accuracies})
+
+
 def of_tables(runs: pd.DataFrame) -> pd.Series:
     """Each run by the statistic of its table: the highest five for methods that are only in Table V, else the last."""
     methods = runs.index.get_level_values("label").str.partition(",").get_level_values(0)
@@ -159,6 +165,11 @@ def final_zeros(rounds: pd.DataFrame) -> pd.Series:
     return last.map(lambda zeros: sum(map(int, zeros.split()))).astype(int)
 
 
+def zeros_before(own: pd.DataFrame) -> pd.Series:
+    """Zeros among the prunable weights when each round of one run began, from its second round on."""
+    return own["layer_zeros"].map(lambda zeros: sum(map(int, zeros.split()))).shift().iloc[1:]
+
+
 def beside_paper(wanted: Wanted, runs: pd.DataFrame, paper: Mapping) -> pd.DataFrame:
     """A row for each label: ours by each column of `runs` as mean ± std, n, and what the paper printed."""
     table = pd.DataFrame(index=list(wanted))
@@ -201,6 +212,11 @@ def at_budget(rounds: pd.DataFrame, budget: float, columns: list[str]) -> pd.Dat
     """One row per run: the last round that is still within the budget, and its accuracy in percent."""
     within = rounds[sent(rounds, columns) <= budget].groupby(["label", "seed"], sort=False)[["round", "test_accuracy"]]
     return within.last().assign(test_accuracy=lambda table: 100 * table["test_accuracy"])
+
+
+def entropy(s: float) -> float:
+    """H(s) = −s log₂ s − (1 − s) log₂ (1 − s): the bits that a mask bit takes at best, at sparsity s."""
+    return -sum(p * math.log2(p) for p in (s, 1 - s) if p)
 
 
 # Their layers.

@@ -5,7 +5,7 @@ the mean of the differences ± t s/√n, with n − 1 degrees of freedom. If 0 i
 apart. One seed gives no interval and no verdict.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 from scipy import stats
@@ -14,9 +14,9 @@ LEVEL = 0.95
 ABOVE, BELOW, EVEN, ONE, NONE = "above", "below", "cannot be told apart", "one seed", "no run"
 
 
-def judged(differences: pd.Series) -> pd.Series:
+def judged(differences: Sequence[float] | pd.Series) -> pd.Series:
     """Mean, both ends of its interval, n, degrees of freedom and verdict. Seeds without a difference do not count."""
-    own = differences.dropna().astype(float)
+    own = pd.Series(differences, dtype=float).dropna()
     n, mean = len(own), own.mean()
     half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * stats.sem(own) if n > 1 else float("nan")
     low, high = mean - half, mean + half
