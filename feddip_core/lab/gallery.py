@@ -20,8 +20,8 @@ from nbformat import NotebookNode
 from PIL import Image
 from pygments.formatters import HtmlFormatter
 
-from ..engine.records import write
-from . import api
+from ..engine.records import OWN_RECORDS, write
+from . import api, classify
 
 ROOT = Path(__file__).parent.parent.parent  # of the checkout: an installed package has no notebooks beside it
 # The map: the parts by the first digit of their notebooks, which are read in the order of their names.
@@ -153,7 +153,7 @@ def card(stem: str, notebook: NotebookNode, pictured: bool) -> str:
     )
 
 
-def build(notebooks: list[Path], folder: Path) -> Path:
+def build(notebooks: list[Path], folder: Path, runs: Path = OWN_RECORDS) -> Path:
     """The site in this folder, which is made anew; the path of its first page."""
     read = {path.stem: checked(path) for path in notebooks}
     shutil.rmtree(folder, ignore_errors=True)
@@ -171,12 +171,12 @@ def build(notebooks: list[Path], folder: Path) -> Path:
         links = " ".join(f'<a href="{to}.html">{sign}{escape(heading(read[to])[0])}</a>' for to, sign in steps)
         home = f'<nav aria-label="Collection"><a href="index.html">All notebooks</a> {links}</nav>'
         write(folder / f"{stem}.html", shell(heading(read[stem])[0], page_of(read[stem], walk), home))
-    style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8") + HtmlFormatter().get_style_defs(
-        ".highlight"
-    )
-    write(folder / "style.css", style)
+    styles = [Path(__file__).with_name(f"{name}.css").read_text(encoding="utf-8") for name in ("gallery", "classify")]
+    write(folder / "style.css", "".join([*styles, HtmlFormatter().get_style_defs(".highlight")]))
     home = '<nav aria-label="Collection"><a href="index.html">All notebooks</a></nav>'
     write(folder / "api.html", shell("API of feddip_core", api.page(), home))
+    write(folder / "classify.html", shell(classify.TITLE, classify.page(runs), home))
+    write(folder / "classify.png", classify.thumbnail())
     write(folder / "index.html", shell("FedDIP notebooks", _index(parts, cards), ""))
     return folder / "index.html"
 
@@ -193,7 +193,7 @@ def _index(parts: dict[str, list[str]], cards: dict[str, str]) -> str:
         "<h1>FedDIP notebooks</h1><p>Federated learning of one sparse network: explained step by step, run, and "
         "compared with the paper (Long et al., ICDM 2023). These pages are the notebooks as they were executed; to "
         "change a setting, open them in JupyterLab with <code>make lab</code>.</p>"
-        f'<nav aria-label="Map of the collection"><ol class="map">{steps}</ol></nav>{sections}'
+        f'<nav aria-label="Map of the collection"><ol class="map">{steps}</ol></nav>{classify.link()}{sections}'
     )
 
 

@@ -14,6 +14,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
+
+from feddip_core.deploy.source import finished
+from feddip_core.engine import final
+from feddip_core.engine.records import OWN_RECORDS, folder_of
+from feddip_core.lab import classify
 
 ROOT = Path(__file__).parent.parent.parent
 SCREENSHOTS = ROOT / "outputs" / "screenshots"
@@ -195,6 +201,71 @@ def test_the_first_teaching_notebook_runs(lab, page):
     run_all(page, lab, "01_federated_averaging")
     expect(page.locator(".jp-RenderedImage img").first).to_be_visible()
     page.locator(".jp-RenderedImage img").first.scroll_into_view_if_needed()
+
+
+LOGITS = "m => classifier.images.map(image => Array.from(classifier.networks[m].classify(image)))"
+
+
+def test_the_network_in_the_page_says_what_pytorch_says(site, page):
+    """Of all hundred garments, with every model that is in the page."""
+    page.goto((site.parent / "classify.html").as_uri())
+    here = {
+        s: folder for s, exp in classify.STOPS.items() if (folder := folder_of(exp, OWN_RECORDS) / final.NAME).exists()
+    }
+    assert page.evaluate("() => classifier.networks.map(network => network.about.stop)") == list(here) != []
+    x, y = classify.garments()
+    right = []
+    for m, path in enumerate(here.values()):
+        graph = finished(path.parent).graph.rounded(classify.BITS)
+        expected, found = graph(x), torch.tensor(page.evaluate(LOGITS, m))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+        assert found.argmax(1).tolist() == expected.argmax(1).tolist()
+        right.append((expected.argmax(1) == y).sum().item())
+        page.get_by_role("slider", name="How many are zero").fill(str(m))
+        expect(page.locator("#score")).to_contain_text(f"This model gets {right[m]} of 100 right.")
+        expect(page.locator(".wrong")).to_have_count(100 - right[m])
+        expect(page.locator("#multiplications")).to_have_text(f"{sum(graph.multiplications().values()):,}")
+    assert min(right) > 50
+
+
+def test_a_garment_is_picked_and_drawn_by_keyboard_mouse_and_finger(site, browser, page):
+    address = (site.parent / "classify.html").as_uri()
+    page.goto(address)
+    said, slider = page.locator("#said"), page.get_by_role("slider", name="How many are zero")
+    first = page.get_by_role("radio", name="Ankle boot 1", exact=True)
+    first.focus()
+    page.keyboard.press("Home")
+    expect(page.get_by_role("radio", checked=True)).to_have_attribute("title", "T-shirt/top")
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("radio", checked=True)).to_have_attribute("title", "Pullover")
+    expect(said).to_contain_text(re.compile(r"“.+”, [0-9.]+ % sure\. (Right|Wrong: it is “Pullover”)\."))
+    slider.press("Home")
+    expect(page.locator("#stop")).to_have_text("none of 61,470")
+    expect(page.get_by_role("img", name="fc1: 48,000 of 48,000 weights")).to_be_visible()
+
+    page.get_by_role("button", name="Clear").press("Enter")
+    expect(said).to_have_text("Nothing is drawn yet.")
+    expect(page.get_by_role("radio", checked=True)).to_have_count(0)
+    drawing = page.get_by_role("application", name="Picture of 28 by 28 pixels")
+    drawing.press("Space")
+    expect(said).to_contain_text("% sure.")
+    drawing.press("Delete")
+    expect(said).to_have_text("Nothing is drawn yet.")
+    drawing.click()
+    expect(said).to_contain_text("% sure.")
+    page.screenshot(path=SCREENSHOTS / "classify.png", full_page=True)
+    unnamed = r"^\s*- '?(?:slider|button|radio|application|img)(?! \"|\w).*"
+    assert re.findall(unnamed, page.locator("main").aria_snapshot(), re.M) == []
+
+    phone = browser.new_page(viewport=dict(width=400, height=800), has_touch=True, is_mobile=True)
+    phone.goto(address)
+    phone.get_by_role("button", name="Clear").tap()
+    expect(phone.locator("#said")).to_have_text("Nothing is drawn yet.")
+    phone.locator("#drawing").tap()
+    expect(phone.locator("#said")).to_contain_text("% sure.")
+    assert phone.evaluate("() => document.documentElement.scrollWidth") <= 400
+    phone.screenshot(path=SCREENSHOTS / "classify-phone.png", full_page=True)
+    phone.close()
 
 
 def test_every_page_of_the_site_opens_from_disk_and_asks_for_nothing_else(site, page):

@@ -1,15 +1,17 @@
 """The static site: every notebook, all its figures, no request off the machine; in a browser in test_browser.py."""
 
+import json
 import re
+from base64 import b64decode
 from pathlib import Path
 
 import nbformat
 import pytest
 
 import feddip_core
-from feddip_core import METHODS
+from feddip_core import METHODS, run
 from feddip_core.experiment import COMMON
-from feddip_core.lab import gallery, tidy
+from feddip_core.lab import classify, gallery, tidy
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -21,13 +23,13 @@ def pages(site):
 @pytest.mark.slow
 def test_every_notebook_has_a_page_a_card_and_a_thumbnail(site):
     stems = {path.stem for path in NOTEBOOKS}
-    assert set(pages(site)) == stems | {"index", "api"}
+    assert set(pages(site)) == stems | {"index", "api", "classify"}
     index = site.read_text()
     for stem in stems:
         assert index.count(f'href="{stem}.html"') == 1
         assert f'<img src="{stem}.png"' in index
         assert (site.parent / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
-    assert index.index("Learn") < index.index("Methods") < index.index("Results")
+    assert index.index("<h2>Learn") < index.index("<h2>Results") < index.index("<h2>Use")
 
 
 @pytest.mark.slow
@@ -44,7 +46,7 @@ def test_every_figure_is_there_with_its_words(site, path):
 @pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere_and_every_link_leads_somewhere(site):
     for stem, page in pages(site).items():
-        assert "<script" not in page
+        assert ("<script" in page) == (stem == "classify")
         assert not re.findall(r"""(?:src|@import|url)\s*[=(]\s*["']?(?:https?:)?//""", page), stem
         for target in re.findall(r'(?:href|src)="([^"#]+)[^"]*"', page):
             if not target.startswith(("data:", "https://", "http://")):
@@ -72,7 +74,9 @@ def test_formulas_are_mathml_and_none_is_left_over(site):
     for stem, page in everything.items():
         for formula in re.findall(r"<math.*?</math>", page, re.S):
             assert not re.search(r"\\[a-zA-Z]+", formula), f"{stem}: {formula}"
-        prose = re.sub(r"<pre.*?</pre>|<code.*?</code>|<math.*?</math>|<img[^>]*>", "", page, flags=re.S)
+        prose = re.sub(
+            r"<script.*?</script>|<pre.*?</pre>|<code.*?</code>|<math.*?</math>|<img[^>]*>", "", page, flags=re.S
+        )
         assert "$" not in prose, f"{stem}: {prose[max(0, prose.find('$') - 80) : prose.find('$') + 80]}"
 
 
@@ -127,3 +131,17 @@ def test_a_tidied_notebook_has_its_results_and_nothing_that_changes(tmp_path):
     (cell,) = notebook.cells
     assert cell.metadata == {"tags": ["kept"]}
     assert sorted(cell.outputs[0].data) == ["image/png", "text/plain"]
+
+
+def test_the_page_that_classifies_has_the_models_that_are_there_and_names_the_others(tiny, tmp_path):
+    dense, pruned = tiny("fedavg", rounds=1), tiny(rounds=1)
+    run(dense, tmp_path)
+    page = classify.page(tmp_path, {0.0: dense, 0.9: pruned})
+    (model,) = json.loads(re.search(r'id="models">(.*?)</script>', page)[1])
+    assert model["stop"] == 0.0 and model["run_id"] == dense.run_id and len(model["classes"]) == 10
+    assert model["bytes"] == sum(len(b64decode(part)) for part in model["parts"].values())
+    assert '<p id="missing" >Not here yet, since their runs have not left a model: 90 % zeros.</p>' in page
+    assert '<p id="missing" hidden></p>' in classify.page(tmp_path, {0.0: dense})
+    pixels = json.loads(re.search(r'id="pictures">(.*?)</script>', page)[1])
+    assert len(b64decode(pixels["pixels"])) == 100 * 28 * 28
+    assert pixels["labels"] == [c for c in range(10) for _ in range(10)]
