@@ -1,1 +1,1 @@
-"""What runs an experiment: data, records, checkpoints, workers, a compiled gradient."""
+"""Runs experiments: data sources, records, checkpoints, workers, the compiled gradient."""

@@ -1,8 +1,8 @@
-"""torchvision, also where its compiled operators do not match the installed torch.
+"""Import torchvision even if its compiled operators do not match the installed torch.
 
-A torchvision built for CUDA beside a CPU torch fails at import: it registers the shape rule of an
-operator, nms, whose library could not be loaded. Datasets and transforms need no such operator, so
-declaring its schema is enough. With a matching pair the first import succeeds and nothing is declared.
+A CUDA build of torchvision fails to import beside a CPU build of torch: it registers a shape rule for the
+operator nms, whose library did not load. Data sets and transforms never call that operator, so declaring its
+schema is enough. With a matching pair the plain import succeeds and nothing is declared.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""An experiment put together: its data dealt to clients, its network built, its method at hand."""
+"""Assemble an experiment: partition its data, build its network, create its method."""
 
 import dataclasses
 import functools
@@ -39,5 +39,5 @@ def assemble(
 
 
 def gradient_name(federation: Federation) -> str:
-    """Who computes the clients' gradients."""
+    """Which implementation computes the clients' gradients."""
     return "native" if federation.clients.kernel else "eager"

@@ -1,4 +1,4 @@
-"""What stands beside the package: the notebook of a batch, and the app that `flwr run` reads."""
+"""Files outside the package: the notebook that a batch runs, and the app that `flwr run` reads."""
 
 from pathlib import Path
 
@@ -6,6 +6,6 @@ PACKAGE = Path(__file__).parent.parent
 
 
 def beside(name: str) -> Path:
-    """A file of the checkout; an installed package has brought it along (setup.py)."""
+    """The path of a file in the checkout; an installed package ships a copy (setup.py)."""
     brought = PACKAGE / "assets" / "checkout" / name
     return brought if brought.exists() else PACKAGE.parent / name

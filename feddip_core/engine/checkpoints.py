@@ -1,8 +1,8 @@
-"""A run's state on disk, so that a killed run resumes where it was, to the bit.
+"""A run's state on disk: a killed run resumes from it, to the same bits.
 
-One safetensors file: tensors, and plain data as JSON. Nothing is unpickled. Random streams need no saving, since each
-is derived from (seed, purpose, round, client). A file that is damaged is set aside, never trusted; one of another run
-is left alone.
+One safetensors file holds the tensors, and plain data as JSON. Nothing is unpickled. Random streams are not saved: each
+is derived from (seed, purpose, round, client). A damaged file is renamed and never used. A checkpoint of another run is
+left untouched.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Checkpoint:
 
 
 def save(folder: Path, key: str, checkpoint: Checkpoint) -> None:
-    """Replace the run's checkpoint at once or not at all; `key` says to which run and data it belongs."""
+    """Replace the run's checkpoint atomically; `key` names the run and the data it belongs to."""
     tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
     plain = json.dumps(checkpoint.plain)
     metadata = {"key": key, "plain": plain, "sha256": digest(tensors, key + plain)}
@@ -40,7 +40,7 @@ def save(folder: Path, key: str, checkpoint: Checkpoint) -> None:
 
 
 def load(folder: Path, key: str, device: torch.device) -> Checkpoint | None:
-    """The run's checkpoint, or None if there is none that can be trusted; another run's is refused."""
+    """The run's checkpoint, or None if it is missing or damaged; another run's is refused."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -51,24 +51,24 @@ def load(folder: Path, key: str, device: torch.device) -> Checkpoint | None:
         if metadata["sha256"] != digest(tensors, metadata["key"] + metadata["plain"]):
             raise ValueError("its checksum does not match")
         plain = json.loads(metadata["plain"])
-    except MemoryError:  # which says nothing about the file
+    except MemoryError:  # says nothing about the file
         raise
-    except Exception as error:  # whatever is wrong with it, the run can begin anew
+    except Exception as error:  # whatever is wrong with the file, the run can start over
         aside = _set_aside(path)
-        warnings.warn(f"{path} cannot be used ({error}); it is now {aside.name}, and the run begins anew", stacklevel=2)
+        warnings.warn(f"{path} is unusable ({error}); renamed to {aside.name}, the run starts over", stacklevel=2)
         return None
     if metadata["key"] != key:
         theirs, ours = (" ".join(word[:12] for word in each.split()) for each in (metadata["key"], key))
         raise AnotherRun(
-            f"{path} belongs to another run or to other data ({theirs}, and here it is {ours}); choose another folder, "
+            f"{path} belongs to another run or other data ({theirs}, but here it is {ours}); choose another folder, "
             "or move this one away"
         )
-    # Out here: a GPU without room for it is no reason to give up a good checkpoint.
+    # Outside the try: a full GPU is no reason to discard a good checkpoint.
     return Checkpoint({k: v.to(device) for k, v in tensors.items()}, plain)
 
 
 def digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    """A checksum of named tensors and of what is said about them."""
+    """A checksum of named tensors and their description."""
     sha256 = hashlib.sha256(text.encode())
     for k in sorted(tensors):
         sha256.update(f"{k} {tensors[k].dtype} {tuple(tensors[k].shape)}".encode())
@@ -85,7 +85,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def tensors_of(state: State) -> dict[str, Tensor]:
-    """All of a state but its two counters, as named tensors."""
+    """A state as named tensors, without its two counters."""
     named = {f"mask/{k}": v for k, v in (state.m or {}).items()} | {f"memory/{k}": v for k, v in state.memory.items()}
     named |= {f"own/{n}/{k}": v for n, own in state.own.items() for k, v in own.items()}
     return {
@@ -96,7 +96,7 @@ def tensors_of(state: State) -> dict[str, Tensor]:
 
 
 def state_of(tensors: Mapping[str, Tensor], t: int, mask_version: int, prunable: Sequence[str]) -> State:
-    """The state that `tensors_of` took apart, its mask in the order of the network's layers."""
+    """The inverse of `tensors_of`; the mask follows the order of the network's layers."""
 
     def part(name: str) -> dict[str, Tensor]:
         return {k.removeprefix(f"{name}/"): v for k, v in tensors.items() if k.startswith(f"{name}/")}
@@ -105,7 +105,7 @@ def state_of(tensors: Mapping[str, Tensor], t: int, mask_version: int, prunable:
     for k, v in part("own").items():
         n, _, name = k.partition("/")
         own.setdefault(int(n), {})[name] = v
-    m = part("mask")  # a file has sorted the names
+    m = part("mask")  # the file sorts names
     ordered = {k: m[k] for k in prunable} if m else None
     versions = tuple(tensors["client_mask_versions"].tolist())
     return State(t, tensors["w"], ordered, tensors["statistics"], mask_version, versions, part("memory"), own)

@@ -1,4 +1,4 @@
-"""How a result is computed: threads, devices, and what a GPU may gain by. The bits on one machine stay the same."""
+"""How results are computed: threads, devices, GPU options. Repeated runs on one machine give the same bits."""
 
 import os
 import warnings
@@ -28,9 +28,9 @@ def check_device(exp: Experiment) -> None:
 
 @contextmanager
 def computing(exp: Experiment) -> Iterator[None]:
-    """The experiment's own number of threads on a torch that the caller's settings do not reach; put back afterwards.
+    """Set torch's defaults and the experiment's threads; restore the caller's settings afterwards.
 
-    On a GPU the kernels are those that give the same bits twice.
+    On a GPU, use deterministic kernels.
     """
     with ambient(exp.device), ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -38,16 +38,16 @@ def computing(exp: Experiment) -> Iterator[None]:
         torch.set_num_threads(exp.threads)
         torch.set_float32_matmul_precision("high" if exp.tf32 else "highest")
         if exp.device != "cpu":
-            # Without this cuBLAS may choose another order of sums; it is read when the first product is taken.
+            # Without this cuBLAS may sum in another order. It reads the variable at its first product.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True, warn_only=True)  # it names an operation that has no such kernel
+            torch.use_deterministic_algorithms(True, warn_only=True)  # warns by name if an operation has none
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=exp.tf32):
             yield
 
 
 @contextmanager
 def ambient(device: str = "cpu") -> Iterator[None]:
-    """Torch as it is when Python starts: single precision, gradients, oneDNN, no autocast, tensors on the CPU."""
+    """Torch's defaults at start-up: single precision, gradients, oneDNN, no autocast, tensors on the CPU."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     with ExitStack() as stack:
@@ -60,13 +60,13 @@ def ambient(device: str = "cpu") -> Iterator[None]:
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        if torch.get_default_device().type != "cpu":  # else for nothing, and it costs time in every call
+        if torch.get_default_device().type != "cpu":  # otherwise useless, and it slows every call
             stack.enter_context(torch.device("cpu"))
         yield
 
 
 def numerics() -> dict[str, object]:
-    """What the kernels were allowed to do: beside the settings, what a result may depend on."""
+    """What kernels may do: a result may depend on this as well as on the settings."""
     cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
     return {
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
@@ -81,7 +81,7 @@ def numerics() -> dict[str, object]:
 
 
 def kernel(exp: Experiment, net: nn.Module, dataset: Dataset) -> native.Kernel | None:
-    """The compiled gradient, if the experiment wants it and this machine has it; None is PyTorch's."""
+    """The compiled gradient if the experiment asks for it and this machine supports it; None means PyTorch's."""
     if exp.gradient == "eager" or exp.stacked or exp.torch_compile or exp.precision != "float32":
         return None
     try:
@@ -90,14 +90,14 @@ def kernel(exp: Experiment, net: nn.Module, dataset: Dataset) -> native.Kernel |
         if exp.gradient == "native":
             raise ValueError(f"gradient: 'native' is not available; {reason}") from reason
         if isinstance(reason, native.CannotBuild):
-            warnings.warn(f"gradient: eager, several times slower than native; {reason}", stacklevel=2)
+            warnings.warn(f"gradient: using eager, several times slower than native; {reason}", stacklevel=2)
         return None
 
 
 def forward_of(
     net: nn.Module, layout: Layout, precision: str = "float32", channels_last: bool = False, compiled: bool = False
 ) -> Forward:
-    """(u, statistics, x) -> logits of the network with parameters u; the other arguments are what a GPU may gain by.
+    """(u, statistics, x) -> logits of the network with parameters u; the other arguments are GPU options.
 
     Batch norms in training mode update `statistics` in place.
     """
@@ -105,17 +105,17 @@ def forward_of(
     def forward(u, statistics, x):
         if channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        elif x.is_cuda:  # crops leave images by pixel, which suits a CPU
+        elif x.is_cuda:  # crops leave images channels-last, which suits a CPU
             x = x.contiguous()
         with torch.autocast(x.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext():
             return functional_call(net, {**layout.views(u), **statistics}, (x,)).to(u.dtype)
 
-    # Without the option a compiled dropout would draw other numbers.
+    # Without this option a compiled dropout would draw different numbers.
     return torch.compile(forward, options={"fallback_random": True}) if compiled else forward
 
 
 def stacked(federation: Federation, state: State, chosen: list[int]) -> Iterable[Upload]:
-    """The uploads of the chosen clients; those with as many samples are trained side by side."""
+    """The uploads of the chosen clients; clients with equally many samples train as one computation."""
     alike: dict[int, list[int]] = {}
     for n in chosen:
         alike.setdefault(len(federation.clients.parts[n]), []).append(n)
@@ -124,7 +124,7 @@ def stacked(federation: Federation, state: State, chosen: list[int]) -> Iterable
 
 
 def _side_by_side(federation: Federation, state: State, chosen: list[int]) -> Iterator[tuple[int, Upload]]:
-    """Clients with as many samples, as rows of one computation; each with what it uploads."""
+    """Train clients with equally many samples as rows of one computation; yield each with its upload."""
     t, clients, method = state.t, federation.clients, federation.method
     ready = [federation.ready(state, n) for n in chosen]
     w, statistics, own_masks, terms = (list(part) for part in zip(*ready, strict=True))
@@ -141,8 +141,8 @@ def _side_by_side(federation: Federation, state: State, chosen: list[int]) -> It
 
 
 def stacked_gradient(forward: Forward) -> Gradient:
-    """The same of many clients at once: u, x and y have a row for each, and so have the losses and gradients."""
-    # For networks without statistics: what a batch norm writes would not leave vmap.
+    """The gradient for many clients at once: u, x, y, losses and gradients have one row per client."""
+    # Only for networks without statistics: what a batch norm writes would not leave vmap.
     of_all = vmap(grad_and_value(lambda u, x, y: F.cross_entropy(forward(u, {}, x), y)))
 
     def gradient(u, x, y):
@@ -153,7 +153,7 @@ def stacked_gradient(forward: Forward) -> Gradient:
 
 
 def row_by_row(terms: Sequence[Sequence[Term]]) -> Term:
-    """The terms of many clients as one: each client's own, on its row."""
+    """Many clients' terms as one: each client's terms act on its row."""
 
     def add_(g, u):
         for own, g_n, u_n in zip(terms, g, u, strict=True):

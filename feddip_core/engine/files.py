@@ -1,4 +1,4 @@
-"""A sparse model as a file: mask bits, eight to a byte, and the kept values, 32 bits each."""
+"""A sparse model as a file: mask bits, eight per byte, and the kept values, 32 bits each."""
 
 from safetensors.torch import load, save
 from torch import Tensor
@@ -11,10 +11,10 @@ PARTS = Payload({"w": KEPT, "mask": MASK})
 
 
 def pack(w: Tensor, m: Mask, layout: Layout) -> bytes:
-    """The file that a model of these weights takes."""
+    """The content of the file."""
     return save(PARTS.pack(layout, {"w": w, "mask": layout.flat_mask(m, like=w)}, m))
 
 
 def unpack(file: bytes, layout: Layout) -> Tensor:
-    """The weights that `pack` made a file of, with zeros where its mask has none."""
+    """The weights from a packed file, with zeros where its mask prunes."""
     return PARTS.unpack(layout, load(file), None)["w"]

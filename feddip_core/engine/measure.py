@@ -1,4 +1,4 @@
-"""A round's row of metrics, and what all rounds of a run will cost before anything is trained."""
+"""The metrics of a round, and a plan of what each round will cost before training starts."""
 
 import pandas as pd
 import torch
@@ -17,13 +17,13 @@ EVALUATION_BATCH = 500
 
 
 def row(federation: Federation, before: State, after: State, done: Round, seconds: float) -> dict:
-    """What was measured in the round that led from one state to the next."""
+    """The metrics of the round that led from one state to the next."""
     exp, method, clients = federation.exp, federation.method, done.average.clients
     old, new = federation.full_mask(before.m), federation.full_mask(after.m)
     regrown, dropped = masks.changes(old, new)
     accuracy, loss = evaluate(federation, after)
     down, up = billed(method, before, done.average)
-    # Of uploads that lack what pruned weights have become, nothing can say what their mean would have been.
+    # If the uploads omit pruned weights, nobody knows their mean, and δ is unknown too.
     known = method.feeds_back(before) or not method.feedback
     return {
         "round": after.t,
@@ -45,7 +45,7 @@ def row(federation: Federation, before: State, after: State, done: Round, second
 
 
 def bits(federation: Federation, state: State, clients: list[int]) -> dict[str, int]:
-    """What a round sends down and up, counted from the payloads of its clients."""
+    """The bits that a round sends down and up, counted from its clients' payloads."""
     method = federation.method
     return {
         "downlink_bits": sum(method.download(state, n).bits(method.layout) for n in clients),
@@ -69,28 +69,29 @@ def evaluate(federation: Federation, state: State, images: slice | Tensor = slic
 
 
 def client_accuracies(federation: Federation, state: State) -> pd.Series:
-    """Of the one model, each client's accuracy on its own share of the test images.
+    """Each client's accuracy with the shared model, on its own share of the test images.
 
-    They are dealt as the training images were, by the same rule and seed, so that each client is tested on what it has.
+    The test images are partitioned by the same rule and seed as the training images. So each client is tested on the
+    kind of data it holds.
     """
     exp, data = federation.exp, federation.clients.data
     if exp.partition == "given":
-        raise ValueError("partition: 'given' is not allowed; clients that bring their data bring none to test on")
+        raise ValueError("partition: 'given' is not allowed; clients that bring their data bring no test data")
     shares = partition(data.y_test, exp.partition, exp.clients, exp.seed)
     accuracies = [evaluate(federation, state, share.to(data.y_test.device))[0] for share in shares]
     return pd.Series(accuracies, index=pd.RangeIndex(exp.clients, name="client"), name="test_accuracy")
 
 
 def mean_and_worst_tenth(accuracies: pd.Series) -> tuple[float, float]:
-    """Over all clients, and over the tenth of them that fares worst: an average hides who loses."""
+    """The mean over all clients, and over the worst tenth of them: an average hides who loses."""
     return float(accuracies.mean()), float(accuracies.nsmallest(-(-len(accuracies) // 10)).mean())
 
 
 def plan(federation: Federation) -> pd.DataFrame:
     """Sparsity, penalty and bits of every round, from the method's own rules applied to stand-in weights.
 
-    Exact where the sizes of masks do not depend on training. Where they do, as in PruneTrain, the method says
-    `plan_is_a_bound`, and its plan is the most that it can send: no channel of random weights is ever near zero.
+    The plan is exact if mask sizes do not depend on training. If they do, as in PruneTrain, the method sets
+    `plan_is_a_bound` and the plan is an upper bound: no channel of random weights is ever near zero.
     """
     exp, method, layout = federation.exp, federation.method, federation.clients.layout
     dense = exp.clients_per_round * 32 * (layout.size + layout.statistics.size)
@@ -108,7 +109,7 @@ def plan(federation: Federation) -> pd.DataFrame:
 
 
 def _stand_in(federation: Federation, state: State, n: int) -> dict[str, Tensor]:
-    """What a round's average could look like: random weights, everywhere."""
+    """A stand-in for a round's average: random weights everywhere."""
     numbers = stream(federation.exp.seed, "plan", state.t)
     sent = federation.method.upload(state, n).parts
     random = {k: torch.randn(state.w.shape, generator=numbers).to(state.w) for k in sent if not k.startswith("own/")}

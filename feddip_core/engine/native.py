@@ -1,7 +1,7 @@
-"""LeNet-5's gradient as one compiled function (native.cpp), several times as fast on a CPU as eager PyTorch.
+"""LeNet-5's gradient as one compiled function (native.cpp), several times faster on a CPU than eager PyTorch.
 
-It is compiled on first use into the user's cache, and needs a C++ compiler. It is fastest with AVX-512, then AVX2;
-elsewhere it uses vectors of four, which NEON and SSE2 have.
+It is compiled into the user's cache on first use, which needs a C++ compiler. It is fastest with AVX-512, then AVX2.
+Other machines use vectors of four, which NEON and SSE2 have.
 """
 
 import ctypes
@@ -23,8 +23,8 @@ from ..models import LeNet5
 from .sources import user_cache
 
 SOURCE = Path(__file__).with_name("native.cpp")
-# Fixed sets instead of -march=native: a cache in a shared home folder then serves machines of different kinds.
-# Every machine has what is not named here.
+# Fixed instruction sets instead of -march=native: one cache in a shared home folder serves different machines.
+# Any other machine needs no flags.
 FLAGS = {"AVX2": ["-mavx2", "-mfma"], "AVX512": ["-mavx512f", "-mfma"]}
 
 LAYERS = {"conv1": nn.Conv2d, "conv2": nn.Conv2d, "fc1": nn.Linear, "fc2": nn.Linear, "fc3": nn.Linear}
@@ -36,7 +36,7 @@ class Unavailable(Exception):
 
 
 class CannotBuild(Unavailable):
-    """What this machine lacks for it."""
+    """What this machine lacks to compile the native gradient."""
 
 
 class Kernel:
@@ -44,11 +44,11 @@ class Kernel:
 
     def __init__(self, net: nn.Module, image: dict[str, int], device: torch.device):
         if not _is_lenet5(net):
-            raise Unavailable("it knows only lenet5, as it is and without hooks")
+            raise Unavailable("it supports only lenet5, unmodified and without hooks")
         if device.type != "cpu" or next(net.parameters()).dtype != torch.float32:
-            raise Unavailable("it computes in single precision on a CPU")
+            raise Unavailable("it needs float32 on a CPU")
         if image["size"] % 4:
-            raise Unavailable(f"it needs a size of the image that 4 divides, not {image['size']}")
+            raise Unavailable(f"it needs an image size divisible by 4, not {image['size']}")
         layers = net.conv1.out_channels, net.conv2.out_channels, net.fc1.out_features, net.fc2.out_features
         names = ("CHANNELS", "SIZE", "C1", "C2", "H1", "H2", "CLASSES")
         sizes = (image["channels"], image["size"], *layers, net.fc3.out_features)
@@ -56,7 +56,7 @@ class Kernel:
         self.workspace = torch.zeros(self.library.workspace_bytes(), dtype=torch.uint8)
         self.classes, self.parameters = net.fc3.out_features, sum(p.numel() for p in net.parameters())
         if self.parameters != self.library.parameters():
-            raise Unavailable(f"it knows only lenet5, whose {self.library.parameters():,} parameters are other ones")
+            raise Unavailable(f"it supports only lenet5, which has {self.library.parameters():,} parameters here")
         self.image = (image["channels"], image["size"], image["size"])
 
     def gradient(self, u: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,14 +64,14 @@ class Kernel:
         return self._gradient(u, x, y)
 
     def gradient_of(self, kept: Tensor) -> Gradient:
-        """The same where `kept` is 1, to the same bits and in less time; elsewhere it may be 0 instead."""
+        """A faster gradient with the same bits where `kept` is 1; elsewhere it may be 0."""
         self._check(kept=kept)
         return partial(self._gradient, kept=kept.contiguous())
 
     def _gradient(self, u: Tensor, x: Tensor, y: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
         self._check(u=u, x=x)
         if y.shape != x.shape[:1] or y.dtype != torch.int64:
-            raise ValueError(f"y: {y.dtype} {tuple(y.shape)} is not allowed; it must be an int64 for each of x")
+            raise ValueError(f"y: {y.dtype} {tuple(y.shape)} is not allowed; it must be one int64 per image")
         u, x, y = u.contiguous(), x.contiguous(), y.contiguous()  # crops and flips come as views
         g = torch.empty_like(u)
         loss = self.library.gradient(*_pointers(self.workspace, u, kept, x, y, g), len(x))
@@ -87,7 +87,7 @@ class Kernel:
         return out
 
     def _check(self, **tensors: Tensor) -> None:
-        # What the compiled function could only answer with a crash.
+        # The compiled function would crash on these.
         for name, t in tensors.items():
             shape = (len(t), *self.image) if name == "x" else (self.parameters,)
             if t.dtype != torch.float32 or t.shape != shape:
@@ -96,12 +96,12 @@ class Kernel:
 
 def _pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p | None]:
     if not all(t is None or t.is_cpu for t in tensors):
-        raise ValueError("the native gradient takes tensors on the CPU")
+        raise ValueError("the native gradient needs tensors on the CPU")
     return [None if t is None else ctypes.c_void_p(t.data_ptr()) for t in tensors]
 
 
 def _is_lenet5(net: nn.Module) -> bool:
-    """Whether it computes what was compiled: no subclass, no other layer in it, no hook."""
+    """Whether the network computes what was compiled: no subclass, no replaced layer, no hook."""
     if type(net) is not LeNet5 or {k: type(v) for k, v in net.named_children()} != LAYERS:
         return False
     as_compiled = {net.conv1: "(5, 5), stride=(1, 1), padding=(2, 2))", net.conv2: "(5, 5), stride=(1, 1))"}
@@ -119,26 +119,26 @@ def _library(*sizes: str) -> ctypes.CDLL:
         folder = _private(user_cache() / "native")
         library = ctypes.CDLL(str(_found(folder, key) or _compiled(folder, key, command)))
     except OSError as error:
-        raise CannotBuild(f"it could not be made or loaded ({error})") from error
+        raise CannotBuild(f"it could not be compiled or loaded ({error})") from error
     library.gradient.restype, library.workspace_bytes.restype = ctypes.c_float, ctypes.c_int64
     return library
 
 
 def _private(folder: Path) -> Path:
-    """The folder, made if need be: one that nobody else can put code into."""
+    """Create the folder if needed; nobody else may put code into it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.name == "posix" and not (_own(folder) and stat.S_IMODE(folder.lstat().st_mode) & 0o022 == 0):
-        raise CannotBuild(f"others can write to {folder}; make it yours alone (chmod go-w), or remove it")
+        raise CannotBuild(f"others can write to {folder}; restrict it with chmod go-w, or remove it")
     return folder
 
 
 def _own(path: Path) -> bool:
-    """Whether it belongs to this user, and is no link to something that may not."""
+    """Whether the path belongs to this user and is not a link."""
     return os.name != "posix" or (path.lstat().st_uid == os.getuid() and not path.is_symlink())
 
 
 def _found(folder: Path, key: str) -> Path | None:
-    """A library that an earlier process has compiled; its name tells its content, so that none is loaded by half."""
+    """A library that an earlier process compiled. Its name holds its checksum, so a partial file is never loaded."""
     for path in folder.glob(f"lenet5-{key}-*.so"):
         with suppress(FileNotFoundError):  # another process has just removed it
             if _own(path) and path.stem.endswith(_digest(path)):
@@ -154,7 +154,7 @@ def _digest(path: Path) -> str:
 def _compiled(folder: Path, key: str, command: list[str]) -> Path:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
     if compiler is None:
-        raise CannotBuild("there is no C++ compiler (c++, g++ or clang++) on the PATH")
+        raise CannotBuild("install a C++ compiler; c++, g++ and clang++ are not on the PATH")
     with tempfile.TemporaryDirectory(dir=folder) as room:
         part = Path(room) / "lenet5.so"
         done = subprocess.run([compiler, *command, str(SOURCE), "-o", str(part)], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""How training samples are dealt to clients: IID, the paper's two classes per client, shards, Dirichlet, or given."""
+"""Partition training samples across clients: IID, the paper's two classes per client, shards, Dirichlet, or given."""
 
 import numpy as np
 import torch
@@ -10,14 +10,14 @@ from ..streams import stream, stream_seed
 def partition(labels: Tensor, rule: str, clients: int, seed: int, owner: Tensor | None = None) -> list[Tensor]:
     """The indices that each client holds: every sample at exactly one client, every client with at least one.
 
-    With the rule `given` each has what it has brought; a client that is not here has nothing.
+    With the rule `given`, each client holds what it brought. A client in another process holds nothing here.
     """
     if rule == "given" and owner is not None:
         return [torch.nonzero(owner.cpu() == n).flatten() for n in range(clients)]
     labels = labels.cpu()
     if len(labels) < 2 * clients:
         most = len(labels) // 2
-        raise ValueError(f"clients: {clients} is not allowed; {len(labels)} training samples are enough for {most}")
+        raise ValueError(f"clients: {clients} is not allowed; {len(labels)} training samples allow at most {most}")
     if rule.startswith("dirichlet("):
         return dirichlet(labels, clients, float(rule[10:-1]), seed)
     return {"iid": iid, "pathological": pathological, "shards": shards}[rule](labels, clients, seed)
@@ -37,15 +37,15 @@ def iid(labels: Tensor, clients: int, seed: int) -> list[Tensor]:
 
 
 def pathological(labels: Tensor, clients: int, seed: int) -> list[Tensor]:
-    """Two classes a client: the clients stand in groups, group g shares classes 2g and 2g + 1."""
+    """Two classes per client: clients form groups, and group g shares classes 2g and 2g + 1."""
     members = _classes(labels, seed)
     groups = len(members) // 2
     if len(members) % 2 or clients % groups:
         raise ValueError(
             f"clients: {clients} is not allowed; the pathological partition needs an even number of classes "
-            f"(here {len(members)}) and a multiple of half of it"
+            f"(here {len(members)}) and clients in multiples of half that number"
         )
-    # Differs from the paper, whose text names McMahan's shards: this is the split of the released code, to a sample.
+    # Differs from the paper, whose text names McMahan's shards: this is exactly the split of the released code.
     sharers = clients // groups
     parts = []
     for g in range(groups):
@@ -55,7 +55,7 @@ def pathological(labels: Tensor, clients: int, seed: int) -> list[Tensor]:
 
 
 def _short_shares(indices: Tensor, sharers: int) -> list[Tensor]:
-    """Equal shares less one sample, and the rest to the last."""
+    """Equal shares minus one sample each; the last share takes the rest."""
     share = len(indices) // sharers - 1
     if share < 1:
         raise ValueError(f"clients: {sharers} of them share a class of {len(indices)} samples; each needs at least one")
@@ -63,14 +63,14 @@ def _short_shares(indices: Tensor, sharers: int) -> list[Tensor]:
 
 
 def shards(labels: Tensor, clients: int, seed: int) -> list[Tensor]:
-    """McMahan's: the samples sorted by label and cut into 2N pieces, two pieces a client."""
+    """McMahan's shards: samples sorted by label and cut into 2N pieces, two per client."""
     pieces = torch.cat(_classes(labels, seed)).tensor_split(2 * clients)
     order = torch.randperm(2 * clients, generator=stream(seed, "shards")).tolist()
     return [torch.cat([pieces[order[2 * n]], pieces[order[2 * n + 1]]]) for n in range(clients)]
 
 
 def dirichlet(labels: Tensor, clients: int, alpha: float, seed: int) -> list[Tensor]:
-    """Each class is divided in proportions drawn from Dir(α): the smaller α, the fewer classes a client sees."""
+    """Split each class in proportions drawn from Dir(α): the smaller α, the fewer classes per client."""
     rng = np.random.default_rng(stream_seed(seed, "dirichlet"))
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
     for members in _classes(labels, seed):
@@ -79,7 +79,7 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, seed: int) -> list[Ten
         for part, piece in zip(parts, members.tensor_split(cuts), strict=True):
             part.append(piece)
     dealt = [torch.cat(part) for part in parts]
-    # A client without data could not train: it is given one sample of the largest client.
+    # A client without data could not train: it gets one sample from the largest client.
     while min(len(part) for part in dealt) == 0:
         poor = min(range(clients), key=lambda n: len(dealt[n]))
         rich = max(range(clients), key=lambda n: len(dealt[n]))

@@ -1,7 +1,7 @@
-"""What a run leaves behind: its settings, one row of metrics per round, and where it came from.
+"""A run's record: its settings, one row of metrics per round, and its provenance.
 
-A record is a folder `<dataset>/<method>[-what differs]-seed<k>-<run_id>/`; `index.csv` beside the data sets has a line
-for each. Files are written beside their place and moved into it, so that a reader never sees half of one.
+A record is a folder `<dataset>/<method>[-what differs]-seed<k>-<run_id>/`; `index.csv` has one line per record. Files
+are written under a temporary name and then moved into place, so a reader never sees a partial one.
 """
 
 import hashlib
@@ -26,24 +26,24 @@ from filelock import FileLock, Timeout
 from ..experiment import REVISION, Experiment, is_hook
 from ..presets import TABLE_II
 
-# A lock that outlives its process would keep everyone out: where the system has none, an error says so.
+# Only locks of the operating system: a lock file that outlives its process would keep everyone out.
 Lock = partial(FileLock, fallback_to_soft=False)
 
 
 class RecordInUse(RuntimeError):
-    """The run is under way in another process."""
+    """Another process is working on this run."""
 
 
 class AnotherRun(ValueError):
-    """What is in the folder is not this run's, and stays as it is."""
+    """The folder holds another run, which stays untouched."""
 
 
-# The records of this checkout; an installed package has none beside it.
+# The records of this checkout; an installed package comes without any.
 OWN_RECORDS = Path(__file__).parent.parent.parent / "outputs" / "runs"
 
 
 def folder_name(exp: Experiment) -> str:
-    """<dataset>/<method>[-what differs]-seed<k>-<run_id>: what differs from Table II, as far as it is short."""
+    """<dataset>/<method>[-what differs]-seed<k>-<run_id>; names at most three differences from Table II."""
     differs = exp.differences_from_paper() if exp.dataset in TABLE_II else {}
     named = {k: getattr(exp, k) for k in differs if k not in ("rules", *exp.method_class.switches)}
     rules = rules_of(exp).replace("=", "_").replace(", ", "-")
@@ -57,7 +57,7 @@ def folder_name(exp: Experiment) -> str:
 
 
 def rules_of(exp: Experiment) -> str:
-    """ "paper", "released", or which of the paper's rules are not followed."""
+    """ "paper", "released", or the switches that depart from the paper."""
     switches = exp.method_class.switches
     if not switches:
         return exp.rules if exp.method_class.released else "paper"
@@ -68,12 +68,12 @@ def rules_of(exp: Experiment) -> str:
 
 
 def folder_of(exp: Experiment, out: str | Path) -> Path:
-    """Where the record of an experiment is, or would be."""
+    """The folder of an experiment's record, whether or not it exists yet."""
     return next(Path(out).glob(f"*/*-{exp.run_id}"), Path(out) / folder_name(exp))
 
 
 class Record:
-    """The folder with config.json, metrics.csv and provenance.json of a run; nothing if `out` is None."""
+    """A run's folder with config.json, metrics.csv and provenance.json; if `out` is None, nothing is written."""
 
     def __init__(self, exp: Experiment, data_sha256: dict[str, str], out: str | Path | None = None, **made_by):
         self.exp = exp
@@ -81,8 +81,8 @@ class Record:
         self.folder = folder_of(exp, self.out) if self.out else None
         here = {"data_sha256": data_sha256, "rounds_done": 0, "diverged": None}
         self.provenance = provenance(exp) | made_by | here
-        self.before: list[dict] = []  # the rows that were there already
-        self.whole = False  # whether they were all of them: then they stay as they are
+        self.before: list[dict] = []  # the rows found on disk
+        self.whole = False  # whether these are complete; then they are never rewritten
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -92,24 +92,24 @@ class Record:
 
     @contextmanager
     def alone(self):
-        """Keep every other process from this run while it is under way, and be kept from theirs."""
+        """Hold the run's lock: one process at a time works on a run."""
         if not self.folder:
             yield
             return
-        # The operating system lets go of the lock when a process dies, however it dies.
+        # The operating system releases the lock when a process dies, whatever the cause.
         lock = Lock(self.folder / ".lock", blocking=False)
         try:
             lock.acquire()
         except Timeout:
             raise RecordInUse(
-                f"{self.folder}: another process is at work on this run; wait for it, or choose another folder"
+                f"{self.folder}: another process is working on this run; wait for it, or choose another folder"
             ) from None
         except OSError as error:  # some network file systems have no locks
             raise OSError(
-                f"{self.folder}: it cannot be locked ({error.strerror}); choose a folder on another file system"
+                f"{self.folder} cannot be locked ({error.strerror}); choose a folder on another file system"
             ) from error
         try:
-            for part in self.folder.glob(".*.part"):  # of a process that was killed
+            for part in self.folder.glob(".*.part"):  # left by a killed process
                 part.unlink(missing_ok=True)
             self._look()
             yield
@@ -117,9 +117,9 @@ class Record:
             lock.release()
 
     def _look(self) -> None:
-        """What is in the folder already; it must not be of another origin."""
+        """Read what the folder already holds; it must have the same origin."""
         check_origin(self.folder, provenance_of(self.folder), self.provenance)
-        with suppress(ValueError):  # what cannot be trusted is written again
+        with suppress(ValueError):  # a record that cannot be trusted is written again
             rounds = len(load_run(self.folder))
             self.before = pd.read_csv(self.folder / "metrics.csv").head(rounds).to_dict("records")
             self.whole = progress(self.exp, self.out)[1]
@@ -127,36 +127,36 @@ class Record:
             known = experiment_of(self.folder).run_id
         except (OSError, ValueError, TypeError, AttributeError):
             known = None
-        if known != self.exp.run_id:  # a file that says the same, if in other words, stays as it is
+        if known != self.exp.run_id:  # a file with equivalent settings stays as it is
             settings = self.exp.to_dict()
-            if self.exp.dataset.endswith(".npz"):  # to be found from every working folder
+            if self.exp.dataset.endswith(".npz"):  # so that it is found from any working folder
                 settings["dataset"] = os.path.abspath(self.exp.dataset)
             write(self.folder / "config.json", _json(settings))
 
     def resume(self, earlier: dict, round: int) -> None:
-        """Go on with the provenance of the run's beginning, and note where this process took it up."""
+        """Keep the provenance of the run's start, and note where this process resumes."""
         here = {k: self.provenance[k] for k in ("commit", "cpu", "packages")} | {"after_round": round, "at": _now()}
         self.provenance = earlier | {"resumed": [*earlier.get("resumed", []), here]}
 
     def confirm(self, row: dict) -> None:
-        """A run that is done again gives the numbers of its whole record, but for the seconds."""
+        """A repeated run must reproduce every number of its complete record, except the seconds."""
         if not self.whole:
             return
         there = self.before[row["round"] - 1]
         for k in there.keys() & row.keys() - {"seconds"}:
             if not (there[k] == row[k] or str(there[k]) == str(row[k])):
                 raise ValueError(
-                    f"{self.folder} has {k} {there[k]!r} in round {row['round']}, and here it is {row[k]!r}; another "
+                    f"{self.folder} has {k} {there[k]!r} in round {row['round']}, but here it is {row[k]!r}; another "
                     "machine or other versions may give other bits: choose another folder, or move this one away"
                 )
 
     def save(self, rows: list[dict]) -> None:
-        """Replace the record by one that ends with the last of these rows, unless it was whole already."""
+        """Write the record up to the last of these rows, unless a complete one exists."""
         ended = diverged(rows[-1])
         text = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
         self.provenance |= {"rounds_done": len(rows), "diverged": len(rows) if ended else None, "saved": _now()}
         self.provenance["metrics_sha256"] = _checksum(text, len(rows))
-        # A record that went further stays until this run has caught up with it.
+        # A longer record stays until this run has caught up with it.
         if self.folder and not self.whole and (len(rows) >= self.earlier or ended):
             write(self.folder / "metrics.csv", text)
             write(self.folder / "provenance.json", _json(self.provenance))
@@ -165,25 +165,25 @@ class Record:
 
 
 def check_origin(folder: Path, there: dict, here: dict) -> None:
-    """What is in a folder was made from these data by this kind of federation, else it is not to be touched."""
+    """A folder's content comes from the same data and the same kind of federation; otherwise refuse it."""
     for name in ("data_sha256", "federation"):
         theirs, ours = there.get(name), here.get(name)
         if theirs and ours and theirs != ours:
             if name == "data_sha256":
                 theirs, ours = (", ".join(f"{k} {v[:12]}" for k, v in each.items()) for each in (theirs, ours))
             raise AnotherRun(
-                f"{folder} was made with {name} {theirs}, and here it is {ours}; choose another folder, "
+                f"{folder} was made with {name} {theirs}, but here it is {ours}; choose another folder, "
                 "such as run(exp, out='elsewhere'), or move this one away"
             )
 
 
 def diverged(row: dict) -> bool:
-    """Whether a loss of this round is not finite."""
+    """Whether the round's training or test loss is not finite."""
     return not all(math.isfinite(row[k]) for k in ("train_loss", "test_loss"))
 
 
 def progress(exp: Experiment, out: str | Path) -> tuple[int, bool]:
-    """How many rounds the record has, and whether it is whole: all of them, or all until it diverged."""
+    """The number of recorded rounds, and whether the record is complete: all rounds, or all until it diverged."""
     folder = folder_of(exp, out)
     kept = provenance_of(folder)
     done = kept.get("rounds_done")
@@ -193,13 +193,13 @@ def progress(exp: Experiment, out: str | Path) -> tuple[int, bool]:
         return done, False
     try:
         load_run(folder)
-    except ValueError:  # its metrics are lost, or are not what was written
+    except ValueError:  # its metrics are missing or have been altered
         return 0, False
     return done, True
 
 
 def provenance_of(folder: Path) -> dict:
-    """Where a record comes from; nothing if that cannot be read."""
+    """A record's provenance; empty if it cannot be read."""
     try:
         kept = json.loads((folder / "provenance.json").read_text())
     except (OSError, ValueError):
@@ -208,7 +208,7 @@ def provenance_of(folder: Path) -> dict:
 
 
 def taken(exp: Experiment, out: str | Path) -> bool:
-    """Whether another process is at this run."""
+    """Whether another process is working on this run."""
     lock = folder_of(exp, out) / ".lock"
     try:
         if lock.exists():
@@ -219,10 +219,10 @@ def taken(exp: Experiment, out: str | Path) -> bool:
 
 
 def load_runs(folder: str | Path | None = None) -> pd.DataFrame:
-    """The records below a folder, by default those of this checkout, as one table: a row per round of each run.
+    """All records below a folder as one table, with one row per round of each run.
 
-    The settings of a run stand beside its metrics; `rules` says "paper", "released" or what differs. A record that
-    cannot be trusted is left out, with a warning that names it.
+    The default folder is this checkout's `outputs/runs`. Each row has the run's settings beside its metrics; `rules`
+    says "paper", "released" or what differs. A record that cannot be trusted is skipped, with a warning that names it.
     """
     folder = Path(OWN_RECORDS if folder is None else folder)
     tables, faults = [], []
@@ -231,20 +231,20 @@ def load_runs(folder: str | Path | None = None) -> pd.DataFrame:
             tables.append(load_run(path))
         except ValueError as error:
             faults.append(str(error))
-            warnings.warn(f"left out: {error}", stacklevel=2)
+            warnings.warn(f"skipped {error}", stacklevel=2)
     if not tables:
         why = f" ({faults[0]})" if faults else ""
-        raise ValueError(f"folder: {str(folder)!r} is not allowed; there is no readable record in it{why}")
+        raise ValueError(f"folder: {str(folder)!r} is not allowed; it must contain a readable record{why}")
     return pd.concat(tables, ignore_index=True)
 
 
 def record_folders(folder: str | Path) -> list[Path]:
-    """The folders of all records below a folder; those of version 0.1, directly in it, are named when they are read."""
+    """The folders of all records below a folder; version 0.1's too, which lie directly in it and cannot be read."""
     return sorted(path.parent for form in ("*/*", "*") for path in Path(folder).glob(f"{form}/provenance.json"))
 
 
 def experiment_of(folder: Path) -> Experiment:
-    """The experiment of a record, if this code can make it."""
+    """A record's experiment, if this version can build it."""
     settings = json.loads((folder / "config.json").read_text())
     if "variant" in settings or "authors" in map(str, settings.values()):
         raise ValueError("it was written by version 0.1, whose settings had other names")
@@ -257,7 +257,7 @@ def load_run(folder: Path) -> pd.DataFrame:
     try:
         settings, exp = _settings(folder)
         kept = json.loads((folder / "provenance.json").read_text())
-        # They are written first: a kill, or a look at a run under way, may find more of them than provenance knows.
+        # Metrics are written before provenance: a killed or running run may have more rows than provenance counts.
         text = (folder / "metrics.csv").read_text()
         metrics = pd.read_csv(io.StringIO(text)).head(kept["rounds_done"])
         known, rounds, ended = kept["run_id"], metrics["round"].tolist(), kept["diverged"]
@@ -265,19 +265,19 @@ def load_run(folder: Path) -> pd.DataFrame:
         raise ValueError(f"{folder}: not a readable record ({error})") from error
     own = exp.run_id if exp else known
     if not own == known == folder.name.rpartition("-")[2]:
-        raise ValueError(f"{folder}: its settings belong to the run {own}, its provenance to {known}")
+        raise ValueError(f"{folder}: its settings belong to run {own}, but its provenance to run {known}")
     if rounds != list(range(1, kept["rounds_done"] + 1)):
         raise ValueError(f"{folder}: {len(metrics)} rounds of metrics, but provenance says {kept['rounds_done']}")
     if kept.get("metrics_sha256", sha256 := _checksum(text, len(rounds))) != sha256:
-        raise ValueError(f"{folder}: metrics.csv is not what the run has written; its checksum does not match")
+        raise ValueError(f"{folder}: metrics.csv was changed after the run; its checksum does not match")
     columns = {k: v for k, v in settings.items() if k not in metrics}
     columns |= {"learning_rate_initial": settings["learning_rate"], "rules": rules_of(exp) if exp else "paper"}
-    faults = len(kept.get("faults", []))  # answers that rounds of a run on Flower went without
+    faults = len(kept.get("faults", []))  # client answers that rounds on Flower lacked
     return metrics.assign(run_id=known, diverged=ended, faults=faults, **columns)
 
 
 def _settings(folder: Path) -> tuple[dict, Experiment | None]:
-    """The settings of a record, and its experiment; none if its method, a reader's own, cannot be found here."""
+    """A record's settings and its experiment; None if its method is your own and cannot be imported here."""
     settings = json.loads((folder / "config.json").read_text())
     try:
         exp = experiment_of(folder)
@@ -285,13 +285,13 @@ def _settings(folder: Path) -> tuple[dict, Experiment | None]:
         if is_hook(str(settings.get("method"))) and str(error).startswith("method:"):
             return settings, None
         raise
-    # A class of your own that was changed since is not the one that made the record.
+    # A class of your own that has changed since did not make this record.
     kept = json.loads((folder / "provenance.json").read_text())
     return settings, None if kept.get("method_sha256") != exp.source_sha256 else exp
 
 
 def summary(folder: Path) -> dict:
-    """A record in one line of `index.csv`."""
+    """A record's line in `index.csv`."""
     table, kept = load_run(folder), json.loads((folder / "provenance.json").read_text())
     last, accuracy = table.iloc[-1], table["test_accuracy"]
     return {
@@ -309,7 +309,7 @@ def summary(folder: Path) -> dict:
 
 
 def enter(folder: Path) -> None:
-    """Write the record's line into `index.csv`, in place of an older one."""
+    """Write the record's line into `index.csv`, replacing an older one."""
     index = folder.parent.parent / "index.csv"
     with Lock(index.with_name(".index.lock")):
         line = summary(folder)
@@ -321,7 +321,7 @@ def enter(folder: Path) -> None:
 
 
 def lines(folder: Path) -> list[dict]:
-    """A line for each record that can be read."""
+    """One line per readable record."""
     found = []
     for path in record_folders(folder):
         with suppress(ValueError):
@@ -330,13 +330,13 @@ def lines(folder: Path) -> list[dict]:
 
 
 def write_index(index: Path, found: list[dict]) -> None:
-    """The lines, sorted."""
+    """Write the lines, sorted."""
     table = pd.DataFrame(found).sort_values("run").astype({"diverged": "Int64"})
     write(index, table.to_csv(index=False, lineterminator="\n"))
 
 
 def provenance(exp: Experiment) -> dict:
-    """What a reader needs to trust a number, or to doubt it."""
+    """What a reader needs to trust or doubt a number."""
     return {
         "run_id": exp.run_id,
         "revision": REVISION,
@@ -356,21 +356,21 @@ def provenance(exp: Experiment) -> dict:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Replace the file at once or not at all."""
+    """Replace the file atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
         part.replace(path)
     except OSError as error:
         raise OSError(
-            error.errno, f"{path} could not be written ({error.strerror or error}); what was there is kept"
+            error.errno, f"{path} could not be written ({error.strerror or error}); an earlier file is kept"
         ) from error
     finally:
         part.unlink(missing_ok=True)
 
 
 def _checksum(text: str, rounds: int) -> str:
-    """Of the metrics of so many rounds, whatever ends a line."""
+    """The hash of the first `rounds` rows, independent of line endings."""
     return hashlib.sha256("\n".join(text.splitlines()[: rounds + 1]).encode()).hexdigest()
 
 
@@ -392,14 +392,14 @@ def _cpu() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of this code, with a + if files were changed since; None outside a repository."""
+    """This code's commit, with a + if files have changed since; None outside a repository."""
     here = Path(__file__).parent
 
     def git(*words):
         return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        # Of a package installed into another project's repository, that project's commit would say nothing.
+        # For a package installed inside another project's repository, that project's commit would say nothing.
         if not git("ls-files", "records.py"):
             return None
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno", ".") else "")

@@ -1,8 +1,8 @@
-"""Averages for a federation in which some clients may lie: `aggregation` and `clip_norm` of an experiment.
+"""Robust aggregation, for federations where some clients may lie: the settings `aggregation` and `clip_norm`.
 
-A trimmed mean and a median (Yin et al., 2018) look at each weight by itself, and every client counts the same: how many
-samples it has, it could lie about too. They hold all uploads of a round in memory, where a mean adds them up as they
-come. Clipping shortens an update that is too long, and leaves its direction; it bounds weights, nothing else.
+Trimmed mean and median (Yin et al., 2018) treat each weight separately. They count every client equally: a client could
+lie about its number of samples too. They hold all uploads of a round in memory; a mean adds them up as they arrive.
+Clipping shortens an update that is too long and keeps its direction. It bounds weights only.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,12 +13,12 @@ from torch import Tensor
 from ..server import Federation
 from ..state import Replies, State, Tensors, Upload
 
-TRIMMED = 0.2  # of the uploads, at either end; at least one of three
-PART = 2**20  # numbers that are sorted at a time
+TRIMMED = 0.2  # fraction of the uploads dropped at each end; at least one
+PART = 2**20  # numbers sorted at a time
 
 
 def protect_(fed: Federation) -> None:
-    """Let a federation aggregate as its experiment says."""
+    """Install the aggregation that the experiment asks for."""
     exp = fed.exp
     chosen = {k: getattr(exp, k) for k in ("aggregation", "clip_norm") if getattr(exp, k) != exp.settings[k].default}
     for name, value in chosen.items():
@@ -26,7 +26,7 @@ def protect_(fed: Federation) -> None:
             raise ValueError(f"{name}: {value!r} is not allowed; the clients of {exp.method} upload different weights")
     if "aggregation" in chosen:
         if exp.clients_per_round < 3:
-            needs = f"{exp.aggregation} needs at least 3, of which it leaves out one at either end"
+            needs = f"{exp.aggregation} needs at least 3: it drops at least one at each end"
             raise ValueError(f"clients_per_round: {exp.clients_per_round} is not allowed; {needs}")
         fed.aggregate = median if exp.aggregation == "median" else trimmed_mean
     if "clip_norm" in chosen:
@@ -35,17 +35,17 @@ def protect_(fed: Federation) -> None:
 
 
 def trimmed_mean(uploads: Iterable[Tensors], sizes: Sequence[int]) -> Tensors:
-    """Of each number the mean without the largest fifth and the smallest; at least one of each goes, if one is left."""
+    """Per number, the mean without the largest and the smallest fifth: at least one each, if one remains."""
     return _inner_mean(list(uploads), min(max(1, int(TRIMMED * len(sizes))), (len(sizes) - 1) // 2))
 
 
 def median(uploads: Iterable[Tensors], sizes: Sequence[int]) -> Tensors:
-    """Of each number the one in the middle, or the mean of the two there."""
+    """Per number, the middle value, or the mean of the middle two."""
     return _inner_mean(list(uploads), (len(sizes) - 1) // 2)
 
 
 def _inner_mean(uploads: list[Tensors], cut: int) -> Tensors:
-    """Of each number the mean of all but the `cut` smallest and the `cut` largest."""
+    """Per number, the mean of all but the `cut` smallest and the `cut` largest."""
 
     def of(values: Sequence[Tensor]) -> Tensor:
         ordered = torch.stack(tuple(values)).sort(0).values
@@ -59,7 +59,7 @@ def _inner_mean(uploads: list[Tensors], cut: int) -> Tensors:
 
 
 def clipped(fed: Federation, state: State, replies: Replies) -> Replies:
-    """w_n ← w + min(1, C / ‖w_n − w‖) (w_n − w), where w is what client n began with, for each upload."""
+    """w_n ← w + min(1, C / ‖w_n − w‖) (w_n − w) for each upload, where w is client n's starting point."""
 
     def uploads() -> Iterator[Upload]:
         for n, upload in zip(replies.clients, replies.uploads, strict=True):

@@ -1,4 +1,4 @@
-"""`run`: an experiment from its first round to its last, recorded, resumable, watched."""
+"""`run`: train an experiment from first round to last, with records, resume and progress."""
 
 import numbers
 import os
@@ -22,7 +22,7 @@ from .assembly import assemble, gradient_name
 from .computing import check_device, computing, numerics
 from .workers import Workers
 
-SAVING_SHARE = 0.02  # of a run's time, about, for its record and its checkpoint
+SAVING_SHARE = 0.02  # of a run's time, approximately, spent on its record and its checkpoint
 Observer = Callable[[Federation, State, Round], None]
 WATCHERS: list[Callable[[Experiment], Callable[[list[dict], bool], None] | None]] = []  # see `watched_by`
 
@@ -31,7 +31,7 @@ WATCHERS: list[Callable[[Experiment], Callable[[list[dict], bool], None] | None]
 class Run:
     """A finished run: one row of metrics per round, and the final model.
 
-    If the loss ceased to be finite, `diverged` is the round in which it did, the last of the metrics.
+    If the loss became infinite or NaN, `diverged` is that round, which is the last one in the metrics.
     """
 
     experiment: Experiment
@@ -48,7 +48,7 @@ class Run:
 
 
 def watched_by(watcher: Callable[[Experiment], Callable[[list[dict], bool], None] | None]) -> None:
-    """Show every run to this: called with an experiment, it returns what to call with the rows so far, or None."""
+    """Register a watcher: called with an experiment, it returns a function to call with the rows so far, or None."""
     WATCHERS.append(watcher)
 
 
@@ -67,20 +67,21 @@ def run(
 ) -> Run:
     """Train, and return the metrics of every round and the final sparse model.
 
-    With `out`, the record is kept below it with a checkpoint: called again, the run resumes there, to the same bits. A
-    whole record is never written again: without its model and its checkpoint the run is redone, and must agree with it.
-    `method` replaces the experiment's, for instance by a class of your own. `workers` processes train the clients of a
-    round, to the same bits as one. `until` stops after a round of a longer experiment.
-    `observe(federation, state, round)` is called after every round. Such a run starts again instead of resuming, unless
-    the observer says by an attribute `seen` that it knows the rounds until there. A state is never changed, and may be
-    kept. `on_round(row)` is called with the metrics of every round, and the run resumes as ever: rounds since the last
-    checkpoint come again, with the same numbers but for the seconds. `progress` shows a bar, in a notebook also the
-    curves. `federation` makes the server; `feddip_core.flower` has one whose clients are elsewhere.
+    `out` is the folder for the record and its checkpoint. Call again to resume, to the same bits. A complete record is
+    never rewritten: if its model and checkpoint are missing, the run is repeated and must reproduce the record.
+    `method` replaces the experiment's, for instance with a class of your own. `workers` is the number of processes that
+    train a round's clients; any number gives the same bits. `until` stops a longer experiment after this round.
+
+    `observe(federation, state, round)` is called after every round; states are immutable and may be kept. Such a run
+    starts over instead of resuming, unless the observer's attribute `seen` says how many rounds it already knows.
+    `on_round(row)` is called with the metrics of every round, and the run resumes as usual. Rounds since the last
+    checkpoint then come again, with the same numbers except the seconds. `progress` shows a bar, and in a notebook the
+    curves. `federation` makes the server; `feddip_core.flower` has one with remote clients.
     """
     experiment = experiment if method is None else experiment.replace(method=method)
     _check_options(experiment, workers, until, federation)
     with computing(experiment), ExitStack() as stack:
-        # Data that clients bring are not the server's to see, unless the clients are in this process.
+        # The server never sees the data that clients bring, unless the clients are in this process.
         dataset = sources.of(experiment, data_dir, None if federation is Federation else [None])
         fed = assemble(experiment, dataset, federation)
         made_by = dict(gradient=gradient_name(fed), numerics=numerics(), federation=type(fed).__qualname__)
@@ -91,11 +92,11 @@ def run(
         state, rows = _begin(fed, record, latest)
         fed.faults = [*record.provenance.get("faults", []), *fed.faults]
         if until is not None and until < state.t:
-            raise ValueError(f"until: {until} is not allowed; {record.folder} is at round {state.t} already")
+            raise ValueError(f"until: {until} is not allowed; {record.folder} is already at round {state.t}")
         if workers > 1 and state.t < (until or experiment.rounds):
             fed.train = stack.enter_context(Workers(fed, workers)).train
         log = stack.enter_context(_Log(fed, record, state, rows, record.earlier if observe else 0))
-        log.unsaved = log.incomplete  # files were lost, and only the checkpoint is left
+        log.unsaved = log.incomplete  # files were lost; only the checkpoint is left
         show = stack.enter_context(_shown(fed, rows, state.t, progress))
         state = _rounds(fed, state, log, until or experiment.rounds, observe, on_round, show)
         if log.unsaved:
@@ -106,18 +107,18 @@ def run(
 def _rounds(
     fed: Federation, state: State, log: "_Log", last: int, observe: Observer | None, on_round, show
 ) -> State:  # fmt: skip
-    """Round after round until the last, or until the loss is no longer finite."""
+    """Train until the last round, or until the loss is not finite."""
     while state.t < last and not (log.rows and records.diverged(log.rows[-1])):
         began = time.perf_counter()
         after, done = fed.round(state)
         row = measure.row(fed, state, after, done, 0.0)
         if records.diverged(row) and not fed.may_diverge:
-            raise RuntimeError(f"round {after.t}: its loss is not finite; it is refused, and the round before it stays")
+            raise RuntimeError(f"round {after.t}: the loss is not finite; the round is discarded")
         row["seconds"], state = time.perf_counter() - began, after
         if fed.faults:
             log.record.provenance["faults"] = fed.faults
         log.record.confirm(row)
-        # Before the log: what a checkpoint has behind it, both have seen, whenever the process is killed.
+        # Before the log: whenever the process is killed, both have seen every round of the checkpoint.
         if observe is not None:
             observe(fed, state, done)
         if on_round is not None:
@@ -131,7 +132,7 @@ def finished(fed: Federation, state: State, metrics: pd.DataFrame, provenance: d
     """The final model, on the CPU."""
     layout, clients = fed.clients.layout, fed.clients
     w = layout.prune(state.w, state.m)
-    if state.m is not None:  # of a diverged model also where NaN · 0 is not 0
+    if state.m is not None:  # in a diverged model NaN · 0 is not 0
         w = w.masked_fill(layout.flat_mask(state.m, like=w) == 0, 0)
     weights, statistics = layout.views(w.cpu()), clients.buffers(state.statistics.cpu())
     clients.net.cpu().eval().load_state_dict({**weights, **statistics}, strict=False)
@@ -153,14 +154,14 @@ def _check_options(exp: Experiment, workers: int, until: int | None, federation:
 
 
 def check_importable(exp: Experiment, *settings: str) -> None:
-    """Other processes can find what is your own in these settings, by default in all."""
+    """Other processes can import your own method, network and data; `settings` limits the check."""
     for setting in settings or ("method", "model", "dataset"):
         value = getattr(exp, setting)
         module, _, name = value.partition(":")
         if is_hook(value) and (module == "__main__" or "." in name):
             raise ValueError(
-                f"{setting}: {value!r} is not allowed here; other processes cannot import what stands in a notebook's "
-                "cell or in a function. Write it into a module, such as yours.py, and name it as "
+                f"{setting}: {value!r} is not allowed here; other processes cannot import from a notebook cell "
+                "or a function. Move it into a module, such as yours.py, and name it "
                 f"yours:{name.rpartition('.')[2]}"
             )
 
@@ -176,13 +177,13 @@ def _whole(value: object, low: int, high: int | None = None) -> bool:
 
 
 class _Log:
-    """A run's rows, with its record and its checkpoint: saved at the end, after an interruption, and in between."""
+    """A run's rows, record and checkpoint: saved at intervals, on interruption and at the end."""
 
     def __init__(self, fed: Federation, record: records.Record, state: State, rows: list[dict], floor: int):
         self.fed, self.record, self.state, self.rows = fed, record, state, rows
-        # Rounds that others train are few and slow: each of them is kept.
+        # Rounds of remote clients are few and slow: save each one.
         self.share = SAVING_SHARE if type(fed) is Federation else float("inf")
-        self.floor = floor  # the round from which a checkpoint may be replaced: one that went further is kept
+        self.floor = floor  # replace the checkpoint from this round on: one that is further is kept
         self.saved, self.cost, self.unsaved = time.perf_counter(), 0.0, False
 
     def __enter__(self) -> "_Log":
@@ -200,7 +201,7 @@ class _Log:
 
     @property
     def incomplete(self) -> bool:
-        """Whether the record lacks something that is known here."""
+        """Whether the record on disk lacks rows or the final model."""
         record = self.record
         model = record.folder is None or not self.finished or (record.folder / final.NAME).exists()
         return record.earlier < self.state.t or not model
@@ -208,15 +209,15 @@ class _Log:
     def add(self, state: State, row: dict) -> None:
         self.rows.append(row)
         self.state, self.unsaved = state, True
-        # Both files are written whole, so their cost grows with the run: the longer it takes, the longer the pause.
+        # Both files are rewritten in full, so saving costs more as the run grows: pause in proportion to the cost.
         if self.cost <= self.share * (time.perf_counter() - self.saved):
             self.save()
 
     def save(self) -> None:
         began = time.perf_counter()
-        rows = self.rows[: self.state.t]  # an interruption may fall between a row and its state
+        rows = self.rows[: self.state.t]  # an interruption may come between a row and its state
         if self.record.folder and self.finished:
-            final.save(self.record.folder, self.fed, self.state)  # first: a whole record has its model
+            final.save(self.record.folder, self.fed, self.state)  # first: a complete record has its model
         if rows:
             self.record.save(rows)
         if rows and self.record.folder and len(rows) >= self.floor:
@@ -230,7 +231,7 @@ class _Log:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let no second Ctrl-C interrupt the saving that the first one has caused."""
+    """Ignore a second Ctrl-C while the first one saves."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -242,12 +243,12 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _key(record: records.Record) -> str:
-    """What a checkpoint must have been made by to be resumed: this run, this code's results, these data."""
+    """A checkpoint resumes only the same run, with the same revision of the code and the same data."""
     return " ".join([record.exp.run_id, str(REVISION), *record.provenance["data_sha256"].values()])
 
 
 def _begin(fed: Federation, record: records.Record, latest: int) -> tuple[State, list[dict]]:
-    """Where the run stands, or the beginning if it has not begun or stands at a later round than `latest`."""
+    """The saved state and rows; the initial ones if nothing is saved, or only a round after `latest`."""
     if record.folder is None or not latest:
         return fed.start(), []
     if record.whole and latest >= fed.exp.rounds and (record.folder / final.NAME).exists():
@@ -264,37 +265,37 @@ def _begin(fed: Federation, record: records.Record, latest: int) -> tuple[State,
 
 
 def _check_resumable(fed: Federation, record: records.Record, last: checkpoints.Checkpoint) -> None:
-    """What goes on is what was begun."""
+    """A run resumes as it started: same origin, numerics, gradient and network."""
     records.check_origin(record.folder, last.plain["provenance"], record.provenance)
     pinned = last.plain["provenance"].get("numerics", {})
     for k, v in numerics().items():
         if pinned.get(k, v) != v:
             raise ValueError(
-                f"{k}: {record.folder} was begun with {pinned[k]}, and here it is {v}; "
-                "resume it where it was begun, or choose another folder"
+                f"{k}: {record.folder} was started with {pinned[k]}, but here it is {v}; "
+                "resume it where it was started, or choose another folder"
             )
     was = last.plain["provenance"]["gradient"]
     if was != gradient_name(fed):
         raise ValueError(
-            f"gradient: {record.folder} was begun with the {was} one, and here it is {gradient_name(fed)}; "
-            "resume it where it was begun, or choose another folder"
+            f"gradient: {record.folder} was started with {was}, but here it is {gradient_name(fed)}; "
+            "resume it where it was started, or choose another folder"
         )
     _check_network(record, last.plain["provenance"])
 
 
 def _check_network(record: records.Record, made_by: dict) -> None:
-    """A network of your own is the one that the run was begun with."""
+    """A network of your own is the one that the run started with."""
     if made_by.get("network_sha256", "") not in ("", record.provenance.get("network_sha256")):
         raise ValueError(
-            f"model: {record.exp.model!r} is not the network that {record.folder} was begun with; give the changed "
+            f"model: {record.exp.model!r} is not the network that {record.folder} was started with; give the changed "
             "network another name, or choose another folder"
         )
 
 
 @contextmanager
 def _shown(fed: Federation, rows: list[dict], done: int, progress: bool) -> Iterator[Callable[[dict], None]]:
-    """A progress bar, and whatever else watches runs."""
-    # A terminal or a notebook shows the bar, a file does not (None leaves that to tqdm); TQDM_DISABLE silences all.
+    """A progress bar, and every registered watcher."""
+    # None leaves it to tqdm: a terminal or notebook shows the bar, a file does not. TQDM_DISABLE silences everything.
     disable = True if not progress or os.environ.get("TQDM_DISABLE") else None
     what = f"{fed.method.label} {fed.exp.run_id}, {gradient_name(fed)} gradient"
     if disable is None and is_hook(fed.exp.model):

@@ -1,8 +1,8 @@
-"""Where data come from: files, torchvision, or a function of your own.
+"""Load data from files, torchvision, or a function of your own.
 
-A data set is looked for in `data_dir`, in the folder that FEDDIP_DATA names and in the user's cache:
-first `<name>.npz`, then torchvision's own layout; if it is nowhere, torchvision downloads it.
-Data of your own, which need not be images, come from a function: `samples(client)`.
+A named data set is looked up in `data_dir`, then in the folder named by FEDDIP_DATA, then in the user's cache.
+Each may hold `<name>.npz` or torchvision's layout. If none does, torchvision downloads the data set.
+Your own data, which need not be images, come from a function `samples(client)`.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class DataError(Exception):
     """A data set is missing or damaged; the message names the file and says what to do."""
 
 
-MOST_CLASSES = 1_000_000  # a larger label is an identifier, not the number of a class
+MOST_CLASSES = 1_000_000  # a larger label is an identifier, not a class
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 MINI = Path(__file__).parent.parent / "assets" / "fashion_mini.npz"
 
@@ -39,7 +39,7 @@ FASHION_FILES = dict(zip(ARRAYS, (
     "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 ), strict=True))  # fmt: skip
 
-# Of each array of the published data, images as N × C × H × W and labels as int64.
+# Checksums of the published arrays: images as N × C × H × W, labels as int64.
 SHA256 = {
     "fashion_mnist": dict(
         x_train="2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
@@ -70,19 +70,19 @@ def function_of(hook: str, setting: str) -> Callable:
     """The function that a setting names."""
     function = imported(hook, setting)
     if not callable(function):
-        raise ValueError(f"{setting}: {hook!r} is not allowed; it is not a function")
+        raise ValueError(f"{setting}: {hook!r} is not allowed; it must be a function")
     return function
 
 
 def of(exp: Experiment, data_dir: str | Path | None = None, clients: Iterable[int | None] | None = None) -> Dataset:
-    """The data of an experiment; of data that are brought, those of `clients` alone, where None is the server."""
+    """An experiment's data. Of data that clients bring, load only those of `clients`, where None is the server."""
     if is_hook(exp.dataset):
         return brought(exp.dataset, [None, *range(exp.clients)] if clients is None else clients)
     return load(exp.dataset, data_dir, exp.normalisation)
 
 
 def load(name: str, data_dir: str | Path | None = None, normalisation: str = "standard") -> Dataset:
-    """The data set of that name, or of that .npz file; DataError says what is missing or damaged, and where."""
+    """A data set by its name or .npz file; a DataError says what is missing or damaged, and where."""
     if is_hook(name):
         return brought(name, [None])
     if name == "fashion_mini":
@@ -97,23 +97,23 @@ def load(name: str, data_dir: str | Path | None = None, normalisation: str = "st
 
 
 def mean_and_std(name: str, normalisation: str) -> tuple[list[float], list[float]] | None:
-    """Of each channel of a data set, once pixels are scaled to [0, 1]; None where that is all that is done."""
+    """Mean and standard deviation per channel of pixels in [0, 1]; None if the data set is not standardised."""
     if name not in MEAN:
         return None
-    # The released code divides the statistics of CIFAR-100, which are those of x/255 already, by 255 once more.
+    # The statistics are those of x/255 already. The released code divides CIFAR-100's by 255 once more.
     scale = 255 if name == "cifar100" and normalisation == "released" else 1
     return tuple((torch.tensor(v[name]) / scale).tolist() for v in (MEAN, STD))
 
 
 def described(data: Dataset) -> dict:
-    """What a sample is, for those who have the model without the data."""
+    """Shape and type of a sample, for users who have the model without the data."""
     return {"shape": list(data.x_train.shape[1:]), "dtype": str(data.x_train.dtype).removeprefix("torch.")}
 
 
 def brought(hook: str, clients: Iterable[int | None]) -> Dataset:
-    """What a function of your own gives: samples(n) what client n has, samples(None) what the server tests on.
+    """Data from your own function: samples(n) returns client n's data, samples(None) the server's test data.
 
-    It is called for these clients alone: what is not here, at a server or at a client, is empty.
+    It is called only for `clients`; all other data stay empty.
     """
     samples = function_of(hook, "dataset")
     parts = {n: _samples(samples, hook, n) for n in clients}
@@ -122,7 +122,7 @@ def brought(hook: str, clients: Iterable[int | None]) -> Dataset:
         if x.shape[1:] != like_x.shape[1:] or x.dtype != like_x.dtype:
             one, other = (f"{v.dtype} of shape {tuple(v.shape[1:])}" for v in (like_x, x))
             who = ["the server" if i is None else f"client {i}" for i in (next(iter(parts)), n)]
-            raise DataError(f"{hook}: a sample of {who[0]} is {one}, of {who[1]} {other}; they must be alike")
+            raise DataError(f"{hook}: a sample of {who[0]} is {one}, but of {who[1]} {other}; they must match")
     x_test, y_test = parts.pop(None, (like_x, like_y))
     tensors = {
         "x_train": torch.cat([like_x, *(x for x, _ in parts.values())]),
@@ -140,26 +140,26 @@ def _samples(samples: Callable, hook: str, client: int | None) -> tuple[Tensor, 
         x, y = (torch.as_tensor(v).detach().cpu().contiguous() for v in samples(client))
         labels = y.numpy()
     except Exception as error:
-        raise DataError(f"{where}: it gives no pair (x, y) of arrays ({type(error).__name__}: {error})") from error
+        raise DataError(f"{where}: it must return a pair (x, y) of arrays ({type(error).__name__}: {error})") from error
     if x.is_floating_point():
         x = x.to(torch.float32)
     if x.dtype not in (torch.uint8, torch.float32) or x.ndim < 2 or len(x) == 0:
-        needs = "uint8 or float, N × …, N > 0; numbers of words as float, with .long() in the network"
+        needs = "uint8 or float, N × …, N > 0; pass word indices as float, and use .long() in the network"
         raise DataError(f"{where}: x is {x.dtype} of shape {tuple(x.shape)}; it must be {needs}")
     if x.is_floating_point() and not x.isfinite().all():
-        raise DataError(f"{where}: x holds a number that is not finite")
+        raise DataError(f"{where}: x contains a number that is not finite")
     return x, _labels(f"{where}: y", labels, len(x))
 
 
 def _labels(name: str, y: np.ndarray, count: int) -> Tensor:
-    """The labels as int64, if there is a whole number from 0 on for each sample."""
+    """The labels as int64, after checking that there is one class number, from 0 up, per sample."""
     whole = y.astype(np.int64) if y.dtype.kind in "iu" and y.shape == (count,) else None
-    if whole is None or (whole < 0).any():  # among them an unsigned number beyond int64
+    if whole is None or (whole < 0).any():  # also an unsigned number beyond int64
         form = f"{y.dtype} of shape {y.shape}"
-        raise DataError(f"{name} is {form}; it must hold one label of 0, 1, … for each of the {count} samples")
+        raise DataError(f"{name} is {form}; it must hold one label 0, 1, … per sample, {count} in all")
     if whole.max() >= MOST_CLASSES:
-        advice = "number the classes from 0 on, as np.unique(y, return_inverse=True)[1] does"
-        raise DataError(f"{name} holds the label {whole.max()}; it must be below {MOST_CLASSES:,}: {advice}")
+        advice = "number the classes from 0, as np.unique(y, return_inverse=True)[1] does"
+        raise DataError(f"{name} contains the label {whole.max()}; it must be below {MOST_CLASSES:,}: {advice}")
     return torch.from_numpy(whole)
 
 
@@ -177,7 +177,7 @@ def _find(name: str, data_dir: str | Path | None) -> Dataset:
     for root in roots:
         if (root / f"{name}.npz").is_file():
             return _published(name, root / f"{name}.npz", _read_npz(root / f"{name}.npz"))
-        # An empty folder is what a failed download leaves.
+        # A failed download leaves an empty folder.
         if (root / folder).is_dir() and any((root / folder).iterdir()):
             return _published(name, root / folder, _read_torchvision(name, root))
     try:
@@ -187,7 +187,7 @@ def _find(name: str, data_dir: str | Path | None) -> Dataset:
         raise DataError(
             f"{name} is not on this machine (looked for {name}.npz and {folder}/ in {tried}) and could not be "
             f"downloaded ({error}). Put it into one of these folders, or name another with data_dir or the variable "
-            "FEDDIP_DATA; the data set fashion_mini is embedded and needs no download."
+            "FEDDIP_DATA. The data set fashion_mini is embedded and needs no download."
         ) from error
     return _published(name, roots[0] / folder, _read_torchvision(name, roots[0]))
 
@@ -203,7 +203,7 @@ def _published(name: str, path: Path, dataset: Dataset) -> Dataset:
     for key in ARRAYS:
         if dataset.sha256[key] != SHA256[name][key]:
             file = path / FASHION_FILES[key] if path.is_dir() and name == "fashion_mnist" else path
-            raise DataError(f"{file}: {key} is not the published {name}'s; delete {path}, and it is downloaded again")
+            raise DataError(f"{file}: {key} differs from the published {name}; delete {path} to download it again")
     return dataset
 
 
@@ -215,10 +215,10 @@ def _read_torchvision(name: str, root: Path) -> Dataset:
         arrays = {key: _read_idx(folder / file, torchvision) for key, file in FASHION_FILES.items()}
         return _checked(folder, arrays)
     cls = getattr(torchvision.datasets, cls)
-    # These archives hold pickles: nothing is read whose checksum is not torchvision's own.
+    # These archives contain pickles: read nothing whose checksum differs from torchvision's.
     for file, md5 in [*cls.train_list, *cls.test_list]:
         if not torchvision.datasets.utils.check_integrity(folder / file, md5):
-            raise DataError(f"{folder / file}: missing or damaged; delete {folder}, and it is downloaded again")
+            raise DataError(f"{folder / file}: missing or damaged; delete {folder} to download it again")
     parts = [cls(root, train=train) for train in (True, False)]
     return _checked(folder, dict(zip(ARRAYS, (v for p in parts for v in (p.data, np.array(p.targets))), strict=True)))
 
@@ -232,7 +232,7 @@ def _read_idx(path: Path, torchvision) -> np.ndarray:
             part.replace(path)
         return torchvision.datasets.mnist.read_sn3_pascalvincent_tensor(str(path)).numpy()
     except Exception as error:
-        advice = f"delete {path.parent}, and it is downloaded again"
+        advice = f"delete {path.parent} to download it again"
         raise DataError(f"{path}: missing or damaged ({error}); {advice}") from error
 
 
@@ -261,11 +261,11 @@ def _checked(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
         if x.shape[2] != x.shape[3]:
             raise DataError(f"{path}: the images of x_{part} are {x.shape[2]} × {x.shape[3]}; they must be square")
         if len(x) == 0:
-            raise DataError(f"{path}: x_{part} holds no image")
+            raise DataError(f"{path}: x_{part} contains no images")
         tensors[f"x_{part}"] = torch.from_numpy(np.ascontiguousarray(x))
         tensors[f"y_{part}"] = _labels(f"{path}: y_{part}", y, len(x))
     if tensors["x_train"].shape[1:] != tensors["x_test"].shape[1:]:
-        raise DataError(f"{path}: x_train and x_test hold images of different shapes")
+        raise DataError(f"{path}: x_train and x_test contain images of different shapes")
     if tensors["y_test"].max() > tensors["y_train"].max():
-        raise DataError(f"{path}: y_test holds a label that y_train does not")
+        raise DataError(f"{path}: y_test contains a label that y_train does not")
     return Dataset(**tensors, sha256=_sha256(tensors))

@@ -1,9 +1,9 @@
-"""The clients of a round in parallel processes, to the same bits as one after the other.
+"""Train a round's clients in parallel processes, to the same bits as in sequence.
 
-A worker is a Python process that answers on a pipe: the server's state and a client's number in, the client's upload
-out, as safetensors with JSON; nothing is unpickled. The data are in one file that all workers map; it has no name, so
-that nothing of it is left however the processes end. A worker that dies is replaced, and its client trained again: its
-work depends on (seed, round, client) alone.
+A worker is a Python process on a pipe. It receives the server's state and a client's number, and returns the client's
+upload, as safetensors with JSON; nothing is unpickled. All workers map one file with the data. The file has no name, so
+nothing is left of it however the processes end. A worker that dies is replaced, and its client is trained again: the
+result depends only on (seed, round, client).
 """
 
 import json
@@ -34,9 +34,9 @@ from .assembly import assemble, gradient_name
 from .checkpoints import state_of, tensors_of
 from .computing import computing
 
-ATTEMPTS = 3  # for one client, before its death is taken for more than an accident
+ATTEMPTS = 3  # per client, before the death of its workers is an error
 LENGTH = struct.Struct("<QQ")
-ALIGNMENT = 64  # bytes, of an array in the file
+ALIGNMENT = 64  # bytes, of each array in the file
 
 
 class Workers:
@@ -96,19 +96,19 @@ class Workers:
         return Upload({k: v for k, v in named.items() if not k.startswith("own/")}, own)
 
     def _start(self) -> subprocess.Popen:
-        # This very package, also if it is not installed; and no more threads than the experiment says.
+        # The same package, even if it is not installed, and no more threads than the experiment says.
         path = os.pathsep.join(
             [str(Path(__file__).parent.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         work = "from feddip_core.engine.workers import serve; serve()"
-        command = [sys.executable, "-P", "-c", work]  # -P: not what the working folder may hold
-        # In a session of its own: Ctrl-C is for the server, which then ends its workers.
+        command = [sys.executable, "-P", "-c", work]  # -P: import nothing from the working folder
+        # In a separate session: Ctrl-C reaches only the server, which then ends its workers.
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True,
             pass_fds=() if os.name == "nt" else [self.data.fileno()],
         )  # fmt: skip
-        with suppress(OSError):  # it has died already: the next order fails, and that is counted
+        with suppress(OSError):  # it is already dead: the next request fails and is counted
             process.stdin.write(self.order.encode() + b"\n")
             process.stdin.flush()
         return process
@@ -119,13 +119,13 @@ class Workers:
         self.processes[self.processes.index(dead)] = process
         dead.wait()
         for pipe in (dead.stdin, dead.stdout):
-            with suppress(OSError):  # what was still to be written is lost with it
+            with suppress(OSError):  # unwritten data is lost with it
                 pipe.close()
         return process
 
 
 def _share(federation: Federation, file: BinaryIO) -> dict:
-    """What a worker needs to be the same federation: the settings, and where in the file each array of the data is."""
+    """What a worker needs to build the same federation: the settings, and each data array's place in the file."""
     arrays = {k: v.contiguous() for k, v in vars(federation.clients.data).items() if isinstance(v, Tensor)}
     places = {}
     for name, tensor in arrays.items():
@@ -136,7 +136,7 @@ def _share(federation: Federation, file: BinaryIO) -> dict:
     file.flush()
     return {
         "experiment": federation.exp.to_dict() | {"gradient": gradient_name(federation)},
-        # Without a name, by its number, which a worker inherits. On Windows a name is gone when nobody has it open.
+        # The file has no name, but a number that a worker inherits. On Windows it has a name while it is open.
         "file": file.name if os.name == "nt" else f"/dev/fd/{file.fileno()}",
         "arrays": places,
         "crop_padding": federation.clients.data.crop_padding,
@@ -173,7 +173,7 @@ def _receive(pipe: BinaryIO) -> tuple[dict, bytes]:
 
 def _work(requests: BinaryIO, answers: BinaryIO) -> None:
     order = json.loads(requests.readline())
-    sys.path += [entry for entry in order["path"] if entry not in sys.path]  # last: for what is the user's own
+    sys.path += [entry for entry in order["path"] if entry not in sys.path]  # last: only for the user's own modules
     exp = Experiment(**order["experiment"])
     with computing(exp):
         federation = assemble(exp, _mapped(order))
@@ -193,7 +193,7 @@ def _work(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def serve() -> None:
-    """What a worker process runs. Whatever prints, C libraries too, goes to stderr: the pipe is for answers alone."""
+    """The main function of a worker. All prints, even of C libraries, go to stderr: the pipe carries answers only."""
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     _work(sys.stdin.buffer, pipe)

@@ -188,7 +188,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
     folder = records.folder_of(exp, tmp_path / "runs")
     folder.mkdir(parents=True)
     with FileLock(folder / ".lock"):
-        with pytest.raises(records.RecordInUse, match="another process is at work on this run"):
+        with pytest.raises(records.RecordInUse, match="another process is working on this run"):
             run(exp, out=tmp_path / "runs")
         assert command.main([*SHORT, "--out", str(tmp_path)]) == 3
     assert f"left to another process: {exp.run_id}" in capsys.readouterr().err

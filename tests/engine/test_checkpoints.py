@@ -118,7 +118,7 @@ def test_what_cannot_be_trusted_is_set_aside_and_named(tiny, tmp_path, damage):
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
     path.write_bytes({"truncate": content[:-50], "empty": b"", "text": b"not tensors"}.get(damage, content))
-    with pytest.warns(UserWarning, match=rf"{path} cannot be used .* the run begins anew"):
+    with pytest.warns(UserWarning, match=rf"{path} is unusable .* the run starts over"):
         result = run(exp, out=tmp_path)
     assert same(result, whole)
     assert (path.parent / "checkpoint.unusable-1.safetensors").exists()
@@ -135,7 +135,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_good_checkpoint(tiny, tmp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match=r"could not be written \(No space left on device\); what was there is kept"):
+    with pytest.raises(OSError, match=r"could not be written \(No space left on device\); an earlier file is kept"):
         run(exp, out=tmp_path)
     monkeypatch.undo()
     assert not list(folder_of(exp, tmp_path).glob("*.part"))
@@ -168,7 +168,7 @@ def test_an_observer_that_stops_early_leaves_the_checkpoint_that_went_further(ti
 def test_what_is_done_cannot_be_stopped_earlier(tiny, tmp_path):
     exp = tiny(rounds=3)
     run(exp, out=tmp_path, until=2)
-    with pytest.raises(ValueError, match=r"until: 1 is not allowed; .* is at round 2 already"):
+    with pytest.raises(ValueError, match=r"until: 1 is not allowed; .* is already at round 2"):
         run(exp, out=tmp_path, until=1)
 
 
@@ -263,7 +263,7 @@ def test_a_run_that_differs_from_its_whole_record_says_where(tiny, tmp_path):
         (folder / name).unlink()
     before = files(folder)
     with pytest.raises(
-        ValueError, match=r"has test_loss 9\.5 in round 2, and here it is .*; choose another folder|move"
+        ValueError, match=r"has test_loss 9\.5 in round 2, but here it is .*; choose another folder|move"
     ):
         run(exp, out=tmp_path)
     assert files(folder) == before and not (folder / final.NAME).exists()
@@ -283,8 +283,8 @@ def test_what_belongs_to_other_data_is_refused(tiny, tmp_path, monkeypatch, lost
     kept = files(folder)
     monkeypatch.setattr(own_networks, "samples", lambda client: (samples(client)[0] + 1, samples(client)[1]))
     both = {
-        "provenance.json": rf"belongs to another run or to other data \({exp.run_id} 2 \w{{12}} .*, and here it is",
-        checkpoints.NAME: r"was made with data_sha256 x_train \w{12}, .*, and here it is x_train \w{12}, ",
+        "provenance.json": rf"belongs to another run or other data \({exp.run_id} 2 \w{{12}} .*, but here it is",
+        checkpoints.NAME: r"was made with data_sha256 x_train \w{12}, .*, but here it is x_train \w{12}, ",
     }
     with pytest.raises(records.AnotherRun, match=f"{both[lost]}.* choose another folder"):
         run(exp, out=tmp_path)
@@ -298,7 +298,7 @@ def test_what_another_federation_has_begun_or_done_is_refused(tiny, tmp_path, un
     run(exp, out=tmp_path, until=until, federation=Other)
     kept = files(folder_of(exp, tmp_path))
     with pytest.raises(
-        records.AnotherRun, match="made with federation Other, and here it is Federation; choose another"
+        records.AnotherRun, match="made with federation Other, but here it is Federation; choose another"
     ):
         run(exp, out=tmp_path)
     assert files(folder_of(exp, tmp_path)) == kept
@@ -311,7 +311,7 @@ def test_the_checkpoint_of_another_run_is_refused(tiny, tmp_path):
     stray = (folder_of(other, tmp_path) / checkpoints.NAME).read_bytes()
     (folder_of(exp, tmp_path) / checkpoints.NAME).write_bytes(stray)
     with pytest.raises(
-        records.AnotherRun, match=rf"belongs to another run .*{other.run_id}.*, and here it is {exp.run_id}"
+        records.AnotherRun, match=rf"belongs to another run .*{other.run_id}.*, but here it is {exp.run_id}"
     ):
         run(exp, out=tmp_path)
     assert (folder_of(exp, tmp_path) / checkpoints.NAME).read_bytes() == stray

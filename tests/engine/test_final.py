@@ -65,7 +65,7 @@ def test_a_run_that_has_not_ended_or_diverged_has_no_model(tiny, tmp_path):
     run(exp, out=tmp_path, until=1)
     assert run(bad, out=tmp_path).diverged
     for each in (exp, bad):
-        with pytest.raises(ValueError, match=r"model.safetensors is not there; a run that reaches its last round"):
+        with pytest.raises(ValueError, match=r"model.safetensors does not exist; a run writes it after its last round"):
             load_model(folder_of(each, tmp_path))
 
 
@@ -84,14 +84,14 @@ HUGE = {"num_classes": 10**12, "channels": 1, "size": 28}
 DAMAGE = {
     "not a readable model": lambda path: path.write_bytes(path.read_bytes()[:-9]),
     "its checksum does not match": lambda path: rewritten(path, {"w": torch.zeros(6383)}, sign=False),
-    "it is the model of the run 0123456789ab, not of": lambda path: rewritten(path, run_id="0123456789ab"),
-    "it does not fit the network; w is torch.float32 of shape": lambda path: rewritten(path, {"w": torch.zeros(9)}),
-    "it does not fit the network; w holds a number that is not": lambda path: rewritten(
+    "the model belongs to run 0123456789ab, not to": lambda path: rewritten(path, run_id="0123456789ab"),
+    "does not fit the network; w is torch.float32 of shape": lambda path: rewritten(path, {"w": torch.zeros(9)}),
+    "does not fit the network; w contains a number that is not": lambda path: rewritten(
         path, {"w": torch.full((6380,), torch.nan)}
     ),
-    "it does not fit the network; its layers have other names or shapes": lambda path: rewritten(path, network=HUGE),
-    "it does not fit the network (TypeError": lambda path: rewritten(path, network={"num_classes": "ten"}),
-    "it does not fit the network (ValueError: size: 2": lambda path: rewritten(path, network=HUGE | {"size": 2}),
+    "does not fit the network; its layers have different names or shapes": lambda path: rewritten(path, network=HUGE),
+    "does not fit the network (TypeError": lambda path: rewritten(path, network={"num_classes": "ten"}),
+    "does not fit the network (ValueError: size: 2": lambda path: rewritten(path, network=HUGE | {"size": 2}),
 }
 
 

@@ -166,10 +166,10 @@ def empty_cache(monkeypatch, tmp_path):
 
 def test_without_a_compiler_auto_is_eager_and_says_why(empty_cache, monkeypatch, tiny):
     monkeypatch.setenv("PATH", "")
-    with pytest.warns(UserWarning, match=r"gradient: eager, .* no C\+\+ compiler"):
+    with pytest.warns(UserWarning, match=r"gradient: using eager, .* install a C\+\+ compiler"):
         result = run(tiny(rounds=1), progress=False)
     assert result.provenance["gradient"] == "eager"
-    with pytest.raises(ValueError, match=r"gradient: 'native' is not available; there is no C\+\+ compiler"):
+    with pytest.raises(ValueError, match=r"gradient: 'native' is not available; install a C\+\+ compiler"):
         run(tiny(gradient="native"), progress=False)
 
 
@@ -359,8 +359,8 @@ def test_a_run_is_not_resumed_by_the_other_gradient(empty_cache, monkeypatch, ti
     monkeypatch.setenv("PATH", "")
     native._library.cache_clear()
     with (
-        pytest.warns(UserWarning, match="no C.. compiler"),
-        pytest.raises(ValueError, match="begun with the native one"),
+        pytest.warns(UserWarning, match="install a C.. compiler"),
+        pytest.raises(ValueError, match="started with native, but here it is"),
     ):
         run(exp, out=tmp_path)
     assert (records.folder_of(exp, tmp_path) / "checkpoint.safetensors").exists()

@@ -85,8 +85,8 @@ def test_prunetrain_refuses_what_has_no_channels_unless_it_is_exempt():
     ("complex_numbers", "'1.weight' is torch.complex64; it must be torch.float32"),
     ("lazy", "'1.weight' has no values; give every layer its sizes"),
     ("with_an_argument", r"calling it failed \(TypeError: .*missing 1 required positional argument"),
-    ("too_narrow", r"a sample is torch.float32 of shape \(1, 8, 8\), and it cannot take it \(RuntimeError: mat1"),
-    ("Pair", "of 2 samples it makes a tuple; it must be a row of logits for each, as one tensor"),
+    ("too_narrow", r"it fails on a sample, torch.float32 of shape \(1, 8, 8\) \(RuntimeError: mat1"),
+    ("Pair", "for 2 samples it returns a tuple; it must return one tensor with a row of logits per sample"),
     ("Detached", r"it cannot be trained \(RuntimeError: .*does not require grad"),
 ])  # fmt: skip
 def test_a_network_that_cannot_be_trained_is_refused_by_name(name, message):
@@ -128,7 +128,7 @@ def test_a_changed_network_does_not_resume(tmp_path, monkeypatch):
     monkeypatch.setattr(own_networks, "changing", own_networks.OutOfOrder, raising=False)
     run(exp, tmp_path, until=1)
     monkeypatch.setattr(own_networks, "changing", own_networks.Gated)
-    with pytest.raises(ValueError, match=r"^model: 'own_networks:changing' is not the network that .* was begun with"):
+    with pytest.raises(ValueError, match=r"^model: 'own_networks:changing' is not the network that .* was started with"):
         run(exp, tmp_path)
     monkeypatch.setattr(own_networks, "changing", own_networks.OutOfOrder)
     assert len(run(exp, tmp_path).metrics) == 2
@@ -144,7 +144,7 @@ def test_functions_of_a_cell_train_here_and_are_refused_where_other_processes_ne
     exp = own("OutOfOrder", model="__main__:network", dataset="__main__:samples", rounds=1)
     assert len(run(exp).metrics) == 1
     with pytest.raises(
-        ValueError, match=r"^model: '__main__:network' is not allowed here; .* name it as yours:network"
+        ValueError, match=r"^model: '__main__:network' is not allowed here; .* name it yours:network"
     ):
         run(exp, workers=2)
     assert len(run(exp.replace(model="own_networks:OutOfOrder"), workers=2).metrics) == 1  # they are handed the data

@@ -59,7 +59,7 @@ def test_dirichlet_goes_from_even_to_non_iid():
 
 
 def test_too_many_clients_are_refused():
-    with pytest.raises(ValueError, match="clients: 31 is not allowed; 60 training samples are enough for 30"):
+    with pytest.raises(ValueError, match="clients: 31 is not allowed; 60 training samples allow at most 30"):
         partitions.partition(labels(6), "iid", 31, seed=0)
     with pytest.raises(ValueError, match=r"clients: 7 is not allowed; the pathological partition"):
         partitions.partition(labels(60), "pathological", 7, seed=0)

@@ -154,7 +154,7 @@ def test_many_records_are_one_table(tiny, tmp_path):
 @pytest.mark.parametrize("folder", ["nothing", "empty"])
 def test_a_folder_without_records_is_named(tmp_path, folder):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=re.escape(f"{str(tmp_path / folder)!r} is not allowed; there is no readable")):
+    with pytest.raises(ValueError, match=re.escape(f"{str(tmp_path / folder)!r} is not allowed; it must contain a readable")):
         load_runs(tmp_path / folder)
 
 
@@ -186,7 +186,7 @@ def test_a_record_that_does_not_fit_its_run_id_is_left_out_with_its_name(tiny, t
         (folder / "provenance.json").write_text(json.dumps({k: v for k, v in kept.items() if k != "diverged"}))
     with pytest.raises(ValueError, match=f"^{re.escape(str(folder))}: "):
         load_run(folder)
-    with pytest.warns(UserWarning, match=f"left out: {re.escape(str(folder))}: "):
+    with pytest.warns(UserWarning, match=f"skipped {re.escape(str(folder))}: "):
         table = load_runs(tmp_path)
     assert table["run_id"].unique().tolist() == [good.run_id]
 
@@ -195,7 +195,7 @@ def test_if_every_record_is_damaged_the_folder_is_named(tiny, tmp_path):
     exp = tiny(rounds=1)
     run(exp, out=tmp_path)
     changed(folder_of(exp, tmp_path), seed=3)
-    with pytest.warns(UserWarning, match="left out: "), pytest.raises(ValueError, match="there is no readable record"):
+    with pytest.warns(UserWarning, match="skipped "), pytest.raises(ValueError, match="it must contain a readable"):
         load_runs(tmp_path)
 
 
@@ -208,7 +208,7 @@ def test_a_record_of_version_0_1_says_so(tiny, tmp_path, old):
     for read in (records.experiment_of, load_run):
         with pytest.raises(ValueError, match=r"it was written by version 0\.1, whose settings had other names"):
             read(folder)
-    with pytest.warns(UserWarning, match=r"left out: .* version 0\.1"), pytest.raises(ValueError, match="no readable"):
+    with pytest.warns(UserWarning, match=r"skipped .* version 0\.1"), pytest.raises(ValueError, match="it must contain a readable"):
         load_runs(tmp_path)
 
 
@@ -249,7 +249,7 @@ def test_without_a_folder_the_records_of_this_checkout_are_read(tiny, tmp_path, 
 
 def test_the_records_of_this_repository_are_whole():
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # none is left out
+        warnings.simplefilter("error")  # none is skipped
         table = load_runs()
     assert table.groupby("run_id")["round"].max().min() >= 1
     rounds = table.groupby("run_id")["rounds"].first()

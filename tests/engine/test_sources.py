@@ -67,10 +67,10 @@ def test_own_data_train(tmp_path):
         (dict(y_train=np.full(40, -1)), "y_train is .* it must hold one label"),
         (
             dict(y_train=np.full(40, 10**12)),
-            "y_train holds the label 1000000000000; it must be below 1,000,000: number",
+            "y_train contains the label 1000000000000; it must be below 1,000,000: number",
         ),
         (dict(y_train=np.full(40, 2**63 + 5, np.uint64)), "y_train is uint64 .* it must hold one label"),
-        (dict(y_test=np.full(8, 9)), "y_test holds a label that y_train does not"),
+        (dict(y_test=np.full(8, 9)), "y_test contains a label that y_train does not"),
         (dict(x_test=np.zeros((8, 32, 32), np.uint8)), "different shapes"),
         (dict(y_train=np.array([object()] * 40)), "own.npz"),
     ],
@@ -135,7 +135,7 @@ def test_torchvisions_layout_is_read(fashion_root, monkeypatch):
 def test_the_npz_comes_first_and_data_dir_before_the_variable(fashion_root, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDDIP_DATA", str(tmp_path / "root"))
     own = save_npz(tmp_path / "fashion_mnist.npz", y_train=np.zeros(40, int), y_test=np.zeros(8, int))
-    with pytest.raises(DataError, match=f"{own}: y_train is not the published fashion_mnist's"):
+    with pytest.raises(DataError, match=f"{own}: y_train differs from the published fashion_mnist"):
         sources.load("fashion_mnist", tmp_path)
 
 

@@ -264,7 +264,7 @@ def test_a_round_that_cannot_be_evaluated_is_refused_and_the_last_good_one_stays
     broken = lambda n, message, reply: spoil(reply, loss=math.inf) if message.metadata.group_id == "3" else reply  # noqa: E731
     with monkeypatch.context() as patch:
         patch.setattr(belief, "check_finite", lambda tensors: None)
-        with pytest.raises(RuntimeError, match="round 3: its loss is not finite; it is refused, and the round before"):
+        with pytest.raises(RuntimeError, match="round 3: the loss is not finite; the round is discarded"):
             run_on(LocalGrid(3, fault=broken), exp, tmp_path)
     assert len(metrics(exp, tmp_path)) == 2
     assert run_on(LocalGrid(3), exp, tmp_path).diverged is None
@@ -570,7 +570,7 @@ def test_a_method_that_other_processes_cannot_import_is_refused_before_anything_
         """In a function, where no other process finds it."""
 
     for refused in (few(Inside), few()):
-        with pytest.raises(ValueError, match=r"method: '.*Inside' is not allowed here; .* name it as yours:Inside"):
+        with pytest.raises(ValueError, match=r"method: '.*Inside' is not allowed here; .* name it yours:Inside"):
             flower.simulate(refused, method=Inside)
     assert "ray" not in sys.modules or not sys.modules["ray"].is_initialized()
     with pytest.raises(ValueError, match="is not allowed here"):

@@ -121,8 +121,8 @@ def test_settings_that_do_not_go_together_are_refused(changes, message):
     (dict(dataset=f"{HERE}:patients"), f"dataset: '{HERE}:patients' .* cannot be imported"),
     (dict(dataset=f"{HERE}:FEATURES"), "is not a function"),
     (dict(model="nowhere:network"), "model: 'nowhere:network' is not allowed; it cannot be imported"),
-    (dict(model="test_hospitals:no_network"), "it must give an nn.Module with a layer that can be pruned"),
-    (dict(model="test_hospitals:nothing_to_prune"), "it must give an nn.Module with a layer that can be pruned"),
+    (dict(model="test_hospitals:no_network"), "it must return an nn.Module with a prunable layer"),
+    (dict(model="test_hospitals:nothing_to_prune"), "it must return an nn.Module with a prunable layer"),
 ])  # fmt: skip
 def test_functions_that_are_none_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
@@ -131,7 +131,7 @@ def test_functions_that_are_none_are_refused(settings, message):
 
 def test_a_network_gives_a_row_of_logits_per_sample():
     with pytest.raises(
-        ValueError, match=r"of 1 samples it makes torch.float32 of shape \(10,\); it must be a row of logits"
+        ValueError, match=r"for 1 samples it returns torch.float32 of shape \(10,\); it must return one tensor"
     ):
         run(Experiment.preset("smoke", model="test_hospitals:one_logit_too_flat"))
 
@@ -140,18 +140,18 @@ GOOD = torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)
 
 
 @pytest.mark.parametrize("bad, message", [
-    (None, r"\(2\): it gives no pair \(x, y\) of arrays"),
+    (None, r"\(2\): it must return a pair \(x, y\) of arrays"),
     ((torch.zeros(5), GOOD[1]), r"\(2\): x is torch.float32 of shape \(5,\)"),
     ((torch.zeros(0, 3), GOOD[1][:0]), r"\(2\): x is torch.float32 of shape \(0, 3\)"),
-    ((torch.zeros(5, 3, dtype=torch.int32), GOOD[1]), r"\(2\): x is torch.int32 .* with .long\(\) in the network"),
-    ((torch.full((5, 3), torch.nan), GOOD[1]), r"\(2\): x holds a number that is not finite"),
-    ((GOOD[0], GOOD[1][:4]), r"\(2\): y is \S+ of shape .* one label of 0, 1, … for each of the 5"),
+    ((torch.zeros(5, 3, dtype=torch.int32), GOOD[1]), r"\(2\): x is torch.int32 .* use .long\(\) in the network"),
+    ((torch.full((5, 3), torch.nan), GOOD[1]), r"\(2\): x contains a number that is not finite"),
+    ((GOOD[0], GOOD[1][:4]), r"\(2\): y is \S+ of shape .* one label 0, 1, … per sample, 5 in all"),
     ((GOOD[0], GOOD[1] - 1), r"\(2\): y is \S+ of shape .* it must hold one label"),
     ((GOOD[0], GOOD[1].float()), r"\(2\): y is \S+ of shape .* it must hold one label"),
     ((GOOD[0], GOOD[1] + 0j), r"\(2\): y is complex64 of shape"),
     ((GOOD[0], GOOD[1] + 10**12), r"\(2\): y holds the label 1000000000000; it must be below 1,000,000"),
-    ((GOOD[0], GOOD[1].bfloat16()), r"\(2\): it gives no pair"),
-    ((torch.zeros(5, 4), GOOD[1]), r"a sample of the server is .*\(3,\), of client 2 torch.float32 of shape \(4,\)"),
+    ((GOOD[0], GOOD[1].bfloat16()), r"\(2\): it must return a pair"),
+    ((torch.zeros(5, 4), GOOD[1]), r"a sample of the server is .*\(3,\), but of client 2 torch.float32 of shape \(4,\)"),
 ], ids=str)  # fmt: skip
 def test_data_that_cannot_be_right_are_named_with_their_client(monkeypatch, bad, message):
     monkeypatch.setattr(sys.modules[__name__], "brought", lambda client: bad if client == 2 else GOOD, raising=False)
@@ -175,7 +175,7 @@ def few_outputs():
 
 def test_a_label_of_a_known_data_set_without_an_output_is_named():
     exp = Experiment.preset("smoke", model="test_hospitals:few_outputs", clients=60)
-    with pytest.raises(DataError, match=r"the test data hold the label [4-9]; the network has 4 outputs"):
+    with pytest.raises(DataError, match=r"the test data contain the label [4-9]; the network has 4 outputs"):
         assemble(exp)
 
 
@@ -186,7 +186,7 @@ def test_a_label_that_the_network_has_no_output_for_is_named(monkeypatch, whose,
         return x, y + 3 * (client == whose)
 
     monkeypatch.setattr(sys.modules[__name__], "samples", samples, raising=False)
-    with pytest.raises(DataError, match=f"{who} hold the label [345]; the network has 3 outputs"):
+    with pytest.raises(DataError, match=f"{who} contain the label [345]; the network has 3 outputs"):
         run(Experiment(**OWN | dict(dataset="test_hospitals:samples")))
 
 
@@ -243,11 +243,11 @@ def without_scales():
 
 
 @pytest.mark.parametrize("settings, message", [
-    (dict(model="test_hospitals:bare"), "'.weight' has no name of its own: a layer must stand in a module"),
-    (dict(model="test_hospitals:tied"), "'1.weight' has no name of its own: .* may not share their weights"),
-    (dict(model="test_hospitals:frozen"), "'0.weight' is frozen, and here every parameter is trained"),
+    (dict(model="test_hospitals:bare"), "'.weight' has no unique name: a layer must be part of a module"),
+    (dict(model="test_hospitals:tied"), "'1.weight' has no unique name: .* must not share weights"),
+    (dict(model="test_hospitals:frozen"), "'0.weight' is frozen; every parameter must require a gradient"),
     (dict(model="test_hospitals:with_norms", batch_size=7),
-     "batch_size: 7 is not allowed; of client 0's 120 samples it leaves a batch of one, which .*with_norms"),
+     "batch_size: 7 is not allowed; client 0's 120 samples leave a batch of one, which .*with_norms"),
     (dict(model="test_hospitals:with_norms", method="prunetrain", rules="released"),
      "rules: 'released' is not allowed; .*needs three"),
 ])  # fmt: skip
@@ -270,5 +270,5 @@ def test_a_network_that_was_changed_does_not_resume_from_the_old_ones_weights(tm
     monkeypatch.setattr(here, "changing", hospitals.network, raising=False)
     run(exp, tmp_path, until=2)
     monkeypatch.setattr(here, "changing", with_norms)
-    with pytest.raises(ValueError, match=r"model: 'test_hospitals:changing' is not the network that .* was begun with"):
+    with pytest.raises(ValueError, match=r"model: 'test_hospitals:changing' is not the network that .* was started with"):
         run(exp, tmp_path)

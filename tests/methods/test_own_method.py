@@ -85,7 +85,7 @@ def test_a_class_in_a_notebooks_cell_cannot_go_to_other_processes(tiny):
     with pytest.raises(ValueError, match=r"method: '.*Cell' is not allowed here; other processes cannot import"):
         run(tiny(Cell, rounds=1), workers=2)
     in_main = type("Mine", (FedAvg,), {"__module__": "__main__", "__qualname__": "Mine"})
-    with pytest.raises(ValueError, match=r"method: '__main__:Mine' is not allowed here; .* Write it into a module"):
+    with pytest.raises(ValueError, match=r"method: '__main__:Mine' is not allowed here; .* Move it into a module"):
         run(tiny(in_main, rounds=1), workers=2)
 
 
