@@ -67,9 +67,9 @@ def counted(exp: Experiment, rows: list[dict], data: dict) -> list[dict[str, int
 
 
 def migrate(old: Path, out: Path, data: dict) -> Path:
-    exp = Experiment(**settings_now(json.loads((old / "config.json").read_text())))
-    provenance = json.loads((old / "provenance.json").read_text())
-    table = list(csv.reader(io.StringIO((old / "metrics.csv").read_text())))
+    exp = Experiment(**settings_now(json.loads((old / "config.json").read_text("utf-8"))))
+    provenance = json.loads((old / "provenance.json").read_text("utf-8"))
+    table = list(csv.reader(io.StringIO((old / "metrics.csv").read_text("utf-8"))))
     head, lines = [COLUMNS.get(k, k) for k in table[0]], table[1:]
     rows = [dict(zip(head, line, strict=True)) for line in lines]
     corrections = {}
@@ -102,10 +102,10 @@ def main(source: str, target: str) -> None:
     out, data = Path(target), {}
     for config in sorted(Path(source).glob("*/config.json")):
         provenance = config.with_name("provenance.json")
-        settings = json.loads(config.read_text())
+        settings = json.loads(config.read_text("utf-8"))
         if settings["dataset"] == "fashion_mini" or not provenance.exists():
             continue  # toys are not kept, and a run without a first round has no record
-        kept = json.loads(provenance.read_text())
+        kept = json.loads(provenance.read_text("utf-8"))
         if kept["rounds_done"] < settings["rounds"] and kept["diverged"] is None:
             continue  # still under way
         new = records.folder_of(Experiment(**settings_now(settings)), out)

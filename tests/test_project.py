@@ -32,13 +32,13 @@ def normal(name):
 
 @pytest.fixture(scope="module")
 def lock():
-    lines = (ROOT / "constraints.txt").read_text().split()
+    lines = (ROOT / "constraints.txt").read_text("utf-8").split()
     return {normal(name): pin for name, pin in (line.split("==") for line in lines)}
 
 
 @pytest.fixture(scope="module")
 def project():
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 def declared(project, *extras):
@@ -98,7 +98,7 @@ def test_what_is_installed_is_what_is_locked(project, lock):
 
 def test_every_version_but_pytorchs_is_locked_with_hashes(lock):
     hashed, hashes = {}, 0
-    for line in (ROOT / "hashes.txt").read_text().splitlines():
+    for line in (ROOT / "hashes.txt").read_text("utf-8").splitlines():
         if entry := re.match(r"(\S+)==(\S+) .*\\$", line):
             assert hashes or not hashed, f"no hash before {line}"
             hashed[normal(entry[1])], hashes = entry[2], 0
@@ -106,39 +106,39 @@ def test_every_version_but_pytorchs_is_locked_with_hashes(lock):
             hashes += bool(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line))
     assert lock.items() - hashed.items() == {(name, lock[name]) for name in ("torch", "torchvision")}
     assert not [name for name in hashed if name.startswith(("nvidia", "cuda", "triton"))]
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["build-system"]["requires"]
     assert build == [f"setuptools=={lock['setuptools']}"]
 
 
 def test_conda_users_get_the_same(project):
-    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text("utf-8"))
     python, _, pip = environment["dependencies"]
     extras = ",".join(project["optional-dependencies"])
     assert python == "python=" + project["requires-python"].removeprefix(">=")
     assert pip["pip"] == ["-c constraints.txt", f"-e .[{extras}]"]
-    assert f"-c constraints.txt -e '.[{extras}]'" in (ROOT / "Makefile").read_text()
+    assert f"-c constraints.txt -e '.[{extras}]'" in (ROOT / "Makefile").read_text("utf-8")
 
 
 def test_one_version_everywhere(project):
     assert feddip_core.__version__ == version("feddip-core") == project["version"]
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert citation["version"] == project["version"]
-    newest = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    newest = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)
     assert newest[1] == project["version"]
 
 
 def test_what_the_package_imports_is_declared(project):
     allowed = names(declared(project, "notebooks", "flower"))  # a user need not install the tests' tools
     for path in sources("feddip_core"):
-        for module, origins in third_party(imports(ast.parse(path.read_text()))).items():
+        for module, origins in third_party(imports(ast.parse(path.read_text("utf-8")))).items():
             assert origins & allowed, f"{path.relative_to(ROOT)} imports {module}"
 
 
 def test_what_tests_and_notebooks_import_is_declared(project):
     allowed = names(declared(project))
-    found = {path.name: path.read_text() for folder in ("tests", ".ci") for path in sources(folder)}
+    found = {path.name: path.read_text("utf-8") for folder in ("tests", ".ci") for path in sources(folder)}
     for path in (ROOT / "notebooks").glob("*.ipynb"):
-        cells = json.loads(path.read_text())["cells"]
+        cells = json.loads(path.read_text("utf-8"))["cells"]
         lines = "".join("".join(cell["source"]) + "\n" for cell in cells if cell["cell_type"] == "code").splitlines()
         found[path.name] = "\n".join(line for line in lines if not line.startswith(("%", "!")))
     for name, source in found.items():
@@ -152,11 +152,11 @@ def test_the_core_alone_can_be_imported_without_an_extra(project):
         "import sys, feddip_core\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'feddip_core'), sep='\\n')"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     core = {normal(Requirement(line).name) for line in project["dependencies"]}
     for path in map(Path, result.stdout.splitlines()):
         # Imports inside a function happen only when it is called.
-        outside = [node for node in ast.parse(path.read_text()).body if not isinstance(node, DEFINITIONS)]
+        outside = [node for node in ast.parse(path.read_text("utf-8")).body if not isinstance(node, DEFINITIONS)]
         for module, origins in third_party(imports(ast.Module(outside, []))).items():
             assert origins & core, f"{path.name} imports {module}"
 
@@ -170,7 +170,9 @@ def test_a_wheel_has_every_file_of_the_package(tmp_path):
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "notebooks/31_experiment.ipynb"):
         shutil.copy(ROOT / name, copy / name)
     code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=copy, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=copy, capture_output=True, encoding="utf-8"
+    )
     assert result.returncode == 0, result.stderr
     (wheel,) = tmp_path.glob("*.whl")
     packed = set(ZipFile(wheel).namelist())
@@ -203,10 +205,10 @@ def test_torchvision_imports_beside_any_torch():
 def test_a_real_failure_of_torchvision_is_not_hidden(tmp_path):
     broken = tmp_path / "torchvision"
     broken.mkdir()
-    (broken / "__init__.py").write_text("raise RuntimeError('the disk is on fire')")
+    (broken / "__init__.py").write_text("raise RuntimeError('the disk is on fire')", "utf-8")
     code = "import feddip_core.engine._torchvision"
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)}
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", env={"PYTHONPATH": str(tmp_path)}
     )
     assert result.returncode == 1
     assert "the disk is on fire" in result.stderr
@@ -214,7 +216,7 @@ def test_a_real_failure_of_torchvision_is_not_hidden(tmp_path):
 
 def test_the_core_neither_prints_nor_unpickles():
     for path in sources("feddip_core"):
-        source = path.read_text()
+        source = path.read_text("utf-8")
         command = path.parent.name in ("batch", "reproduce") or "__main__" in source  # it has to say how it went
         printing = () if command else ("print(",)
         for word in (*printing, "import pickle", "torch.load(", "allow_pickle=True"):
@@ -223,13 +225,13 @@ def test_the_core_neither_prints_nor_unpickles():
 
 @pytest.mark.slow
 def test_readmes_tables_are_those_of_the_records():
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text("utf-8")
     assert renewed(text) == text
 
 
 def test_every_number_of_the_thirty_rounds_comes_from_its_record():
     records = load_runs(ROOT / "outputs" / "runs")
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text("utf-8")
     rows = re.findall(r"^\| (\S+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| `(\w{12})` \|$", text, re.M)
     assert len(rows) == 10
     for name, accuracy, sparsity, megabytes, run_id in rows:

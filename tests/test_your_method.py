@@ -54,7 +54,7 @@ Local.__module__ = "__main__"  # where a notebook's classes stand
 @pytest.fixture
 def yours(tmp_path, monkeypatch):
     """A module of the reader's own on the path; its method's name."""
-    (tmp_path / "yours.py").write_text(SOURCE)
+    (tmp_path / "yours.py").write_text(SOURCE, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     yield "yours:Mine"
@@ -121,8 +121,8 @@ def test_its_record_has_its_name_its_settings_and_a_hash_of_its_source(tmp_path)
     run(exp, tmp_path)
     folder = records.folder_of(exp, tmp_path)
     assert folder.name.startswith("Local-") and folder.parent.name == "fashion_mini"
-    assert json.loads((folder / "config.json").read_text())["share"] == 0.3
-    assert json.loads((folder / "provenance.json").read_text())["method_sha256"] == exp.source_sha256
+    assert json.loads((folder / "config.json").read_text("utf-8"))["share"] == 0.3
+    assert json.loads((folder / "provenance.json").read_text("utf-8"))["method_sha256"] == exp.source_sha256
     table = load_runs(tmp_path)
     assert (table["share"] == 0.3).all() and (table["run_id"] == exp.run_id).all()
     assert pd.read_csv(tmp_path / "index.csv")["method"].tolist() == ["__main__:Local"]
@@ -230,7 +230,10 @@ def test_another_process_reads_the_record_without_the_class(tmp_path):
         "import sys; from feddip_core import load_runs; t = load_runs(sys.argv[1]); print(t['share'].iloc[0], len(t))"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, str(tmp_path)], capture_output=True, text=True, env=os.environ
+        [sys.executable, "-W", "error", "-c", code, str(tmp_path)],
+        capture_output=True,
+        encoding="utf-8",
+        env=os.environ,
     )
     assert done.stdout.split() == ["0.5", "4"], done.stderr
 
@@ -242,9 +245,11 @@ def test_the_notebook_builds_one_step_by_step():
 
 
 def test_readmes_method_runs(tmp_path, monkeypatch):
-    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    blocks = (ROOT / "README.md").read_text("utf-8").split("```python\n")[1:]
     (block,) = [block.split("```")[0] for block in blocks if "(Method):" in block]
-    (tmp_path / "from_readme.py").write_text(block.replace('run(Experiment.preset("smoke"), method=OneShot)', ""))
+    (tmp_path / "from_readme.py").write_text(
+        block.replace('run(Experiment.preset("smoke"), method=OneShot)', ""), "utf-8"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     result = run(small(method="from_readme:OneShot", rounds=10))
     METHODS.pop("from_readme:OneShot")

@@ -8,7 +8,7 @@ from typing import Any
 from .file import pack
 from .graph import Graph
 
-RUNTIME = (Path(__file__).parent / "network.js").read_text()
+RUNTIME = (Path(__file__).parent / "network.js").read_text("utf-8")
 
 
 def model(graph: Graph, bits: int = 16, **words: Any) -> str:

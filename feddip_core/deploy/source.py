@@ -56,7 +56,9 @@ def finished(source: Run | str | Path) -> Finished:
         return _finished(source.network, source.experiment.to_dict(), source.metrics, source.provenance, {})
     folder = Path(source)
     net = final.load_model(folder)
-    settings, provenance = (json.loads((folder / f"{name}.json").read_text()) for name in ("config", "provenance"))
+    settings, provenance = (
+        json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("config", "provenance")
+    )
     return _finished(net, settings, load_run(folder), provenance, final.about(folder).get("network", {}))
 
 

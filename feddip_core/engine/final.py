@@ -56,7 +56,7 @@ def load_model(folder: str | Path) -> nn.Module:
     Needs neither the data nor the method. The function of a network of your own must be importable.
     """
     folder = Path(folder)
-    settings, kept = (json.loads((folder / f"{name}.json").read_text()) for name in ("config", "provenance"))
+    settings, kept = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("config", "provenance"))
     plain, arrays = _read(folder, kept["run_id"])
     net = _network(settings, plain, folder)
     state = _state(folder, plain, arrays, layout := Layout.of(net))
@@ -69,7 +69,7 @@ def load_model(folder: str | Path) -> nn.Module:
 
 def about(folder: str | Path) -> dict:
     """What the file of a record's final model says of it."""
-    return _read(Path(folder), json.loads((Path(folder) / "provenance.json").read_text())["run_id"])[0]
+    return _read(Path(folder), json.loads((Path(folder) / "provenance.json").read_text("utf-8"))["run_id"])[0]
 
 
 def load(folder: Path, fed: Federation) -> State:

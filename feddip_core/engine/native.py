@@ -157,7 +157,8 @@ def _compiled(folder: Path, key: str, command: list[str]) -> Path:
         raise CannotBuild("install a C++ compiler; c++, g++ and clang++ are not on the PATH")
     with tempfile.TemporaryDirectory(dir=folder) as room:
         part = Path(room) / "lenet5.so"
-        done = subprocess.run([compiler, *command, str(SOURCE), "-o", str(part)], capture_output=True, text=True)
+        order = [compiler, *command, str(SOURCE), "-o", str(part)]
+        done = subprocess.run(order, capture_output=True, encoding="utf-8", errors="replace")
         if done.returncode:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), "no reason given")
             raise CannotBuild(f"{compiler} failed ({reason})")

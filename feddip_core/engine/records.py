@@ -201,7 +201,7 @@ def progress(exp: Experiment, out: str | Path) -> tuple[int, bool]:
 def provenance_of(folder: Path) -> dict:
     """A record's provenance; empty if it cannot be read."""
     try:
-        kept = json.loads((folder / "provenance.json").read_text())
+        kept = json.loads((folder / "provenance.json").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return kept if isinstance(kept, dict) else {}
@@ -384,7 +384,7 @@ def _now() -> str:
 
 def _cpu() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         name = platform.processor() or "unknown"
@@ -396,7 +396,9 @@ def _commit() -> str | None:
     here = Path(__file__).parent
 
     def git(*words):
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=here, capture_output=True, encoding="utf-8", check=True
+        ).stdout.strip()
 
     try:
         # For a package installed inside another project's repository, that project's commit would say nothing.

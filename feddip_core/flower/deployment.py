@@ -42,7 +42,9 @@ class Deployment:
         self.port = free_port()
         self.authority, self.certificate, self.key = make_certificates(self.folder)
         connection = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.authority}"\n'
-        (self.home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{connection}')
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{connection}', "utf-8"
+        )
         self.link: subprocess.Popen | None = None
         self.nodes: dict[int, subprocess.Popen] = {}
 
@@ -95,7 +97,7 @@ class Deployment:
         whole = {"preset": "", "method": "", "dataset": "", "settings": json.dumps(exp.changed())}
         config |= whole | {"out": str(Path(out).resolve()), "data_dir": self.data_dir}
         file = self.folder / "run.toml"
-        file.write_text("".join(f"{k.replace('_', '-')} = {json.dumps(v)}\n" for k, v in config.items()))
+        file.write_text("".join(f"{k.replace('_', '-')} = {json.dumps(v)}\n" for k, v in config.items()), "utf-8")
         return int(self._flwr("run", APP, "here", "--run-config", file)["run-id"])
 
     def ended(self, number: int) -> bool:
@@ -136,7 +138,8 @@ class Deployment:
     def _command(self, *words) -> subprocess.CompletedProcess:
         return subprocess.run(
             [tool("flwr"), *map(str, words)],
-            capture_output=True, text=True, env=self._environment(), cwd=self.folder, timeout=600,
+            capture_output=True, encoding="utf-8", errors="replace", env=self._environment(), cwd=self.folder,
+            timeout=600,
         )  # fmt: skip
 
     def _start(self, name: str, *words, log: str) -> subprocess.Popen:

@@ -98,7 +98,7 @@ class Trained:
     def open(cls, folder: Path) -> "Trained":
         """A record, if it is what it says it is."""
         rounds = len(records.load_run(folder))
-        settings, kept = (json.loads((folder / f"{name}.json").read_text()) for name in ("config", "provenance"))
+        settings, kept = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("config", "provenance"))
         metrics = pd.read_csv(folder / "metrics.csv").head(rounds)
         return cls(describe(settings), _experiment(folder, kept["run_id"]), metrics, [], kept, settings)
 

@@ -319,6 +319,6 @@ class Explorer:
 def _title(folder: Path) -> str:
     """A record in the list: what it is, and its folder."""
     try:
-        return f"{describe(json.loads((folder / 'config.json').read_text()))} · {folder.name}"
+        return f"{describe(json.loads((folder / 'config.json').read_text('utf-8')))} · {folder.name}"
     except (OSError, ValueError, TypeError, KeyError):
         return f"{folder.name}, not readable"

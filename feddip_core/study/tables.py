@@ -61,7 +61,7 @@ def _by_experiment(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for record in records.record_folders(folder):
         with suppress(ValueError, TypeError, OSError):  # damaged, of other code, or of data that are not here
-            settings = json.loads((record / "config.json").read_text())
+            settings = json.loads((record / "config.json").read_text("utf-8"))
             if any(settings.get(k, COMMON[k].default) != COMMON[k].default for k in EXECUTION_SETTINGS):
                 found.setdefault(records.experiment_of(record).on_any_machine().run_id, record)
     return found

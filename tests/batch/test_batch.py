@@ -31,7 +31,7 @@ def experiment(method="feddip", **settings):
 def start(*words):
     command = [sys.executable, "-m", "feddip_core.batch", *map(str, words)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
         # A shell that put the tests into the background would have them, and so this process, ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
@@ -130,7 +130,7 @@ def test_a_dry_run_says_what_would_fail(tmp_path, capsys):
     bad, good = experiment("snip"), experiment("fedavg")
     place = tmp_path / "runs" / records.folder_name(bad)
     place.parent.mkdir(parents=True)
-    place.write_text("in the way of the record's folder")
+    place.write_text("in the way of the record's folder", "utf-8")
     words = ["--methods", "snip", "fedavg", *SHORT, "--out", str(tmp_path), "--dry-run"]
     assert command.main(words) == 2
     said = capsys.readouterr()
@@ -164,7 +164,7 @@ def test_a_failed_run_is_reported_and_the_others_are_unharmed(tmp_path, capsys):
     bad, good = experiment("feddip"), experiment("fedavg")
     place = tmp_path / "runs" / records.folder_name(bad)
     place.parent.mkdir(parents=True)
-    place.write_text("in the way of the record's folder")
+    place.write_text("in the way of the record's folder", "utf-8")
     words = ["--methods", "feddip", "fedavg", *SHORT, "--jobs", "2", "--out", str(tmp_path)]
     assert command.main(words) == 1
     error = capsys.readouterr().err
@@ -234,7 +234,7 @@ def test_two_batches_never_take_the_same_run(tmp_path, waits):
     assert sorted(process.returncode for process in both) == [0, 3], said
     assert sum(text.count("done: ") for text in said) == 1, said
     exp = experiment("own_methods:Waits", rounds=4)
-    kept = json.loads((records.folder_of(exp, tmp_path / "runs") / "provenance.json").read_text())
+    kept = json.loads((records.folder_of(exp, tmp_path / "runs") / "provenance.json").read_text("utf-8"))
     assert kept["rounds_done"] == 4 and "resumed" not in kept
 
 
@@ -255,7 +255,7 @@ def test_ctrl_c_stops_it_cleanly_and_the_same_command_resumes(tmp_path, waits):
     process = start(*words)
     said = process.communicate(timeout=LIMIT)[0]
     assert process.returncode == 0, said
-    kept = json.loads((records.folder_of(exp, tmp_path / "runs") / "provenance.json").read_text())
+    kept = json.loads((records.folder_of(exp, tmp_path / "runs") / "provenance.json").read_text("utf-8"))
     assert kept["rounds_done"] == 4 and kept["resumed"][0]["after_round"] == done
 
 

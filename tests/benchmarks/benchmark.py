@@ -293,7 +293,7 @@ def grown(case: dict) -> None:
         state, _ = measured(fed, state)
         times.append(time.process_time() - began)
     # Not getrusage's, which a process inherits from the one that started it.
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    peak = next(line for line in Path("/proc/self/status").read_text("utf-8").splitlines() if line.startswith("VmHWM"))
     print(json.dumps({"seconds": statistics.median(times), "megabytes": int(peak.split()[1]) / 1024}))
 
 

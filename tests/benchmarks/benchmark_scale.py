@@ -100,7 +100,7 @@ def first_round(dataset: str, threads: int) -> None:
         row = measure.row(fed, state, after, done, 0.0)
         wall, seconds = time.perf_counter() - began[0], time.process_time() - began[1]
         check(fed, after, done, row)
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    peak = next(line for line in Path("/proc/self/status").read_text("utf-8").splitlines() if line.startswith("VmHWM"))
     print(json.dumps({
         "megabytes_down_first_round": row["downlink_bits"] / 8e6, "megabytes_up_a_round": row["uplink_bits"] / 8e6,
         "cpu_seconds_a_round": seconds, "wall_seconds_a_round": wall,

@@ -17,14 +17,14 @@ import torch
 
 from feddip_core import METHODS, Experiment, run
 
-GOLDEN = json.loads((Path(__file__).parent.parent / "golden.json").read_text())
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden.json").read_text("utf-8"))
 CASES = GOLDEN["cases"]
 
 
 def processor():
     """Model and family: a virtual machine may hide the full name."""
     try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+        first = Path("/proc/cpuinfo").read_text("utf-8").split("\n\n")[0]
     except OSError:
         return platform.processor() or "unknown"
     about = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in first.splitlines())}

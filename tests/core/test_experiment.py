@@ -420,7 +420,7 @@ def test_how_a_result_is_computed_can_be_left_out():
 @pytest.mark.slow
 def test_run_id_is_the_same_in_another_process():
     code = "from feddip_core import Experiment; print(Experiment.preset('smoke').run_id)"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert other.stdout.strip() == Experiment.preset("smoke").run_id
 
 
@@ -524,7 +524,9 @@ def test_a_setting_of_your_own_without_a_default_must_be_given():
 
 def test_a_class_can_be_named_by_its_module(tmp_path, monkeypatch):
     # A name that no other test has: methods and modules stay known to the process.
-    (tmp_path / "my_methods.py").write_text("from feddip_core.methods import FedAvg\n\nclass Mine(FedAvg):\n    pass\n")
+    (tmp_path / "my_methods.py").write_text(
+        "from feddip_core.methods import FedAvg\n\nclass Mine(FedAvg):\n    pass\n", "utf-8"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     by_name = Experiment(method="my_methods:Mine")
     assert by_name == Experiment(method=importlib.import_module("my_methods").Mine)

@@ -49,7 +49,7 @@ def part_of(path):
 @cache
 def files():
     paths = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
-    return {path: (PACKAGE / path).read_text() for path in paths}
+    return {path: (PACKAGE / path).read_text("utf-8") for path in paths}
 
 
 @cache
@@ -165,6 +165,33 @@ def test_no_function_is_long(part):
     ]
     long = {f"{path}:{node.name}": node.end_lineno - node.lineno + 1 for path, node in functions}
     assert functions and {k: v for k, v in long.items() if v > MOST_LINES_OF_A_FUNCTION} == {}
+
+
+def texts_without_encoding(tree):
+    """The lines that read or write text in whatever encoding the machine has: they break where it is not UTF-8."""
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = getattr(call.func, "attr", getattr(call.func, "id", None))
+        words = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        arguments = [ast.unparse(argument) for argument in call.args]
+        mode = words.get("mode", arguments[1] if len(arguments) > 1 else "'r'")
+        if "encoding" not in words and (
+            (name in ("read_text", "write_text") and arguments[-1:] != ["'utf-8'"])
+            or (isinstance(call.func, ast.Name) and name == "open" and "b" not in mode)
+            or words.get("text") == "True"
+        ):
+            yield call.lineno
+
+
+def test_every_text_is_read_and_written_in_utf_8():
+    tests = {path: ast.parse(path.read_text("utf-8")) for path in Path(__file__).parent.parent.rglob("*.py")}
+    bare = {f"{path}:{line}" for path, tree in (trees() | tests).items() for line in texts_without_encoding(tree)}
+    assert not bare
+
+
+def test_a_text_without_encoding_is_found():
+    bare = ["p.read_text()", "p.write_text(x)", "open(p)", "open(p, 'w')", "run(x, text=True)", "p.read_text('ascii')"]
+    good = ["p.read_text('utf-8')", "p.write_text(x, 'utf-8')", "open(p, 'rb')", "open(p, 'w', encoding='utf-8')"]
+    assert [list(texts_without_encoding(ast.parse(line))) for line in bare + good] == [[1]] * 6 + [[]] * 4
 
 
 @pytest.mark.parametrize(("path", "text", "module", "part"), [

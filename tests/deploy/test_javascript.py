@@ -25,7 +25,7 @@ console.log(JSON.stringify({logits: lines.map((x) => Array.from(classifier.class
 def test_javascript_gives_pytorchs_logits(tmp_path, name, bits):
     graph, x = case(name)
     graph = graph.rounded(bits)
-    (tmp_path / "model.js").write_text(javascript(graph, bits))
+    (tmp_path / "model.js").write_text(javascript(graph, bits), "utf-8")
     samples = "\n".join(json.dumps(v.flatten().tolist()) for v in x)
     done = subprocess.run(
         ["node", "-e", SCRIPT, "-", tmp_path / "model.js"], input=samples, capture_output=True, text=True, check=True

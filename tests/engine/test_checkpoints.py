@@ -175,7 +175,7 @@ def test_what_is_done_cannot_be_stopped_earlier(tiny, tmp_path):
 def test_what_a_killed_process_left_half_written_is_swept_up(tiny, tmp_path):
     exp = tiny(rounds=1)
     folder_of(exp, tmp_path).mkdir(parents=True)
-    (folder_of(exp, tmp_path) / ".checkpoint.safetensors.1.part").write_text("half")
+    (folder_of(exp, tmp_path) / ".checkpoint.safetensors.1.part").write_text("half", "utf-8")
     run(exp, out=tmp_path)
     assert not list(folder_of(exp, tmp_path).glob(".*.part"))
 
@@ -203,10 +203,10 @@ def test_a_record_that_was_lost_is_written_again(tiny, tmp_path, monkeypatch, da
     exp = tiny("fedavg", rounds=2)
     run(exp, out=tmp_path)
     folder = folder_of(exp, tmp_path)
-    kept = (folder / "metrics.csv").read_text()
+    kept = (folder / "metrics.csv").read_text("utf-8")
     if damage == "a digit":
         first, accuracy = kept.splitlines()[1].split(",")[:2]
-        (folder / "metrics.csv").write_text(kept.replace(f"{first},{accuracy},", f"{first},0.99,"))
+        (folder / "metrics.csv").write_text(kept.replace(f"{first},{accuracy},", f"{first},0.99,"), "utf-8")
     else:
         (folder / "metrics.csv").unlink()
     if damage == "metrics and provenance":
@@ -217,7 +217,7 @@ def test_a_record_that_was_lost_is_written_again(tiny, tmp_path, monkeypatch, da
         (folder / checkpoints.NAME).unlink()
     assert records.progress(exp, tmp_path) == (0, False)
     run(exp, out=tmp_path)
-    again = (folder / "metrics.csv").read_text()
+    again = (folder / "metrics.csv").read_text("utf-8")
     assert without_seconds(again) == without_seconds(kept) and (again == kept or not checkpoint)
     assert records.progress(exp, tmp_path) == (2, True)
 
@@ -234,9 +234,9 @@ def test_a_whole_record_is_confirmed_by_a_run_that_is_done_again_and_never_writt
     exp = tiny(rounds=2)
     first = run(exp, out=tmp_path)
     folder = folder_of(exp, tmp_path)
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text("utf-8"))
     config.pop("stacked")  # as if it were a setting that is newer than the record
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
     kept, model = files(folder), (folder / final.NAME).read_bytes()
     for name in (checkpoints.NAME, final.NAME):
         (folder / name).unlink()
@@ -256,9 +256,9 @@ def test_a_run_that_differs_from_its_whole_record_says_where(tiny, tmp_path):
     rows = pd.read_csv(folder / "metrics.csv")
     rows.loc[1, "test_loss"] = 9.5
     rows.to_csv(folder / "metrics.csv", index=False)
-    kept = json.loads((folder / "provenance.json").read_text())
+    kept = json.loads((folder / "provenance.json").read_text("utf-8"))
     kept.pop("metrics_sha256")  # as in a record that is older than the checksum
-    (folder / "provenance.json").write_text(json.dumps(kept))
+    (folder / "provenance.json").write_text(json.dumps(kept), "utf-8")
     for name in (checkpoints.NAME, final.NAME):
         (folder / name).unlink()
     before = files(folder)

@@ -204,7 +204,7 @@ int main() {
 def test_on_arm64_its_gradient_is_pytorchs_too(tmp_path):
     net, layout = network(0.5)
     u, kept, x, y = masked(layout, 0.9, samples=21)
-    (tmp_path / "main.cpp").write_text(ON_ARM)
+    (tmp_path / "main.cpp").write_text(ON_ARM, "utf-8")
     sizes = dict(CHANNELS=1, SIZE=28, C1=3, C2=8, H1=60, H2=42, CLASSES=10, SOURCE=f'"{native.SOURCE}"')
     command = ["aarch64-linux-gnu-g++", "-static", "-std=c++17", "-O3", "-w", *(f"-D{k}={v}" for k, v in sizes.items())]
     subprocess.run([*command, "main.cpp", "-o", "main"], cwd=tmp_path, check=True)

@@ -62,7 +62,7 @@ def test_a_run_says_once_what_of_a_network_is_pruned(tmp_path, capsys, monkeypat
     result = run(exp, tmp_path)
     assert capsys.readouterr().out == f"{LINE}\n"
     assert result.metrics["sparsity"].iloc[-1] == pytest.approx(0.8, abs=1 / 531)
-    kept = json.loads((records.folder_of(exp, tmp_path) / "provenance.json").read_text())
+    kept = json.loads((records.folder_of(exp, tmp_path) / "provenance.json").read_text("utf-8"))
     assert kept["parameters"] == LINE
     run(exp.replace(rounds=1), progress=False)
     run(Experiment.preset("smoke", method="fedavg", rounds=1, width=0.1, clients=60, clients_per_round=1))

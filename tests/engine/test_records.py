@@ -18,8 +18,8 @@ from feddip_core.server import Federation
 
 def changed(folder, **settings):
     """Other settings in a record; None takes one out."""
-    config = json.loads((folder / "config.json").read_text()) | settings
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    config = json.loads((folder / "config.json").read_text("utf-8")) | settings
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}), "utf-8")
 
 
 def test_a_run_leaves_its_record(tiny, tmp_path):
@@ -28,10 +28,10 @@ def test_a_run_leaves_its_record(tiny, tmp_path):
     folder = folder_of(exp, tmp_path)
     record = ["config.json", "metrics.csv", "model.safetensors", "provenance.json"]
     assert sorted(p.name for p in folder.iterdir()) == [".lock", "checkpoint.safetensors", *record]
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text("utf-8"))
     assert Experiment(**config) == exp == records.experiment_of(folder)
     pd.testing.assert_frame_equal(pd.read_csv(folder / "metrics.csv"), result.metrics, check_exact=True)
-    provenance = json.loads((folder / "provenance.json").read_text())
+    provenance = json.loads((folder / "provenance.json").read_text("utf-8"))
     assert provenance == result.provenance
     assert provenance["run_id"] == exp.run_id
     assert provenance["rounds_done"] == 3
@@ -56,7 +56,7 @@ def test_an_interrupted_run_keeps_what_it_measured(tiny, tmp_path, monkeypatch):
         run(exp, out=tmp_path)
     folder = folder_of(exp, tmp_path)
     assert pd.read_csv(folder / "metrics.csv")["round"].tolist() == [1, 2]
-    assert json.loads((folder / "provenance.json").read_text())["rounds_done"] == 2
+    assert json.loads((folder / "provenance.json").read_text("utf-8"))["rounds_done"] == 2
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -65,7 +65,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr(records.Path, "replace", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         records.write(path, "new")
-    assert path.read_text() == "old"
+    assert path.read_text("utf-8") == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.csv"]
 
 
@@ -73,7 +73,7 @@ def test_a_second_run_that_stops_early_leaves_the_finished_record(tiny, tmp_path
     exp = tiny(rounds=3)
     run(exp, out=tmp_path)
     folder = folder_of(exp, tmp_path)
-    finished = (folder / "metrics.csv").read_text()
+    finished = (folder / "metrics.csv").read_text("utf-8")
     for name in ("checkpoint.safetensors", "model.safetensors"):  # as in a record that was handed on
         (folder / name).unlink()
     save = records.Record.save
@@ -85,7 +85,7 @@ def test_a_second_run_that_stops_early_leaves_the_finished_record(tiny, tmp_path
     monkeypatch.setattr(records.Record, "save", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(exp, out=tmp_path)
-    assert (folder / "metrics.csv").read_text() == finished
+    assert (folder / "metrics.csv").read_text("utf-8") == finished
 
 
 # Folders
@@ -170,20 +170,20 @@ def test_a_record_that_does_not_fit_its_run_id_is_left_out_with_its_name(tiny, t
     if change == "folder":
         folder = folder.rename(folder.with_name("feddip-seed0-0123456789ab"))
     if change == "rounds":
-        lines = (folder / "metrics.csv").read_text().splitlines()
-        (folder / "metrics.csv").write_text("\n".join(lines[:-1]))
+        lines = (folder / "metrics.csv").read_text("utf-8").splitlines()
+        (folder / "metrics.csv").write_text("\n".join(lines[:-1]), "utf-8")
     if change == "digit":
-        text = (folder / "metrics.csv").read_text()
-        (folder / "metrics.csv").write_text(text[:-2] + str((int(text[-2]) + 1) % 10) + "\n")
+        text = (folder / "metrics.csv").read_text("utf-8")
+        (folder / "metrics.csv").write_text(text[:-2] + str((int(text[-2]) + 1) % 10) + "\n", "utf-8")
     if change == "torn":
-        (folder / "config.json").write_text("{")
+        (folder / "config.json").write_text("{", "utf-8")
     if change == "no metrics":
         (folder / "metrics.csv").unlink()
     if change == "list":
-        (folder / "provenance.json").write_text("[]")
+        (folder / "provenance.json").write_text("[]", "utf-8")
     if change == "no end":
-        kept = json.loads((folder / "provenance.json").read_text())
-        (folder / "provenance.json").write_text(json.dumps({k: v for k, v in kept.items() if k != "diverged"}))
+        kept = json.loads((folder / "provenance.json").read_text("utf-8"))
+        (folder / "provenance.json").write_text(json.dumps({k: v for k, v in kept.items() if k != "diverged"}), "utf-8")
     with pytest.raises(ValueError, match=f"^{re.escape(str(folder))}: "):
         load_run(folder)
     with pytest.warns(UserWarning, match=f"skipped {re.escape(str(folder))}: "):
@@ -320,7 +320,7 @@ def test_a_run_that_diverged_has_its_round_in_the_index(tiny, tmp_path):
     line = index.loc[f"fashion_mini/{folder_of(bad, tmp_path).name}"]
     assert (line["diverged"], line["rounds"]) == (diverged, f"{diverged}/6")
     assert index["diverged"].isna().sum() == 1
-    assert f",{diverged}," in (tmp_path / "index.csv").read_text()  # a whole number
+    assert f",{diverged}," in (tmp_path / "index.csv").read_text("utf-8")  # a whole number
 
 
 def test_many_runs_that_end_at_once_lose_no_line(tiny, tmp_path):
@@ -339,11 +339,11 @@ def test_many_runs_that_end_at_once_lose_no_line(tiny, tmp_path):
 def test_an_index_that_cannot_be_written_stays_as_it_was(tiny, tmp_path, monkeypatch):
     exp = tiny("fedavg", rounds=1)
     run(exp, out=tmp_path)
-    before = (tmp_path / "index.csv").read_text()
+    before = (tmp_path / "index.csv").read_text("utf-8")
     monkeypatch.setattr(records.Path, "replace", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         records.enter(folder_of(exp, tmp_path))
-    assert (tmp_path / "index.csv").read_text() == before
+    assert (tmp_path / "index.csv").read_text("utf-8") == before
     assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob(".*.part"))
 
 

@@ -61,7 +61,7 @@ for model in ("lenet5", "alexnet", "resnet18"):
 
 @pytest.mark.slow
 def test_same_seed_same_bits_in_another_process(capsys):
-    other = subprocess.run([sys.executable, "-c", BITS], capture_output=True, text=True, check=True).stdout
+    other = subprocess.run([sys.executable, "-c", BITS], capture_output=True, encoding="utf-8", check=True).stdout
     exec(BITS, {})
     assert other == capsys.readouterr().out and other.count("resnet18") == 1
 
@@ -160,5 +160,5 @@ def test_importing_the_package_loads_no_plots_no_flower_and_no_torchvision():
     heavy = ("matplotlib", "flwr", "ray", "torchvision", "IPython", "ipywidgets", "jupyterlab", "sympy")
     look = f"print(feddip_core._curves(None), [m for m in {heavy!r} if m in sys.modules])"  # no curves: no notebook
     code = f"import sys, feddip_core; {look}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout == "None []\n"

@@ -31,7 +31,7 @@ def test_the_embedded_data(mini):
     assert mini.y_train.bincount().tolist() == [600] * 10
     assert mini.y_test.bincount().tolist() == [100] * 10
     assert sources.MINI.stat().st_size < 4e6
-    assert "Zalando" in sources.MINI.with_name("fashion_mini.LICENSE").read_text()
+    assert "Zalando" in sources.MINI.with_name("fashion_mini.LICENSE").read_text("utf-8")
 
 
 def test_the_embedded_data_are_the_first_of_each_class(mini):

@@ -470,7 +470,7 @@ def check_bits_over_tls(deployment, exp, folder):
     deployment.run(exp, folder / "there", within=LIMIT)
     run(exp, folder / "here")
     assert_same_bits(exp, folder / "here", folder / "there")
-    link = (folder / "flower" / "superlink.log").read_text()
+    link = (folder / "flower" / "superlink.log").read_text("utf-8")
     assert "https" in link.lower() or "ssl" in link.lower()
 
 
@@ -492,7 +492,7 @@ def check_a_killed_superlink(deployment, exp, folder):
     deployment.run(exp, folder / "there", within=LIMIT)
     run(exp, folder / "here")
     pd.testing.assert_frame_equal(metrics(exp, folder / "here"), metrics(exp, folder / "there"), check_exact=True)
-    (resumed,) = json.loads((kept(exp, folder / "there", "provenance.json")).read_text())["resumed"]
+    (resumed,) = json.loads((kept(exp, folder / "there", "provenance.json")).read_text("utf-8"))["resumed"]
     assert done - 1 <= resumed["after_round"] <= done  # nothing is lost but the round under way
 
 
@@ -506,7 +506,7 @@ def check_a_killed_supernode(deployment, exp, folder, enough):
     (folder / "slow-1").unlink()
     deployment.start_node(1)
     wait_for(lambda: uploaded(folder, exp, 1))  # it has come back
-    faults = json.loads((kept(exp, folder, "provenance.json")).read_text())["faults"]
+    faults = json.loads((kept(exp, folder, "provenance.json")).read_text("utf-8"))["faults"]
     assert next(f["round"] for f in faults if f["client"] == 1) == 1
     assert uploaded(folder, exp, 0) and uploaded(folder, exp, 2)
 
@@ -532,7 +532,7 @@ def uploaded(out: Path, exp: Experiment, n: int) -> bool:
 
 def rounds_of(out: Path, exp: Experiment) -> int:
     try:
-        return json.loads((kept(exp, out, "provenance.json")).read_text())["rounds_done"]
+        return json.loads((kept(exp, out, "provenance.json")).read_text("utf-8"))["rounds_done"]
     except (OSError, ValueError):
         return 0
 

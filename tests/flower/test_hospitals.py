@@ -56,7 +56,7 @@ def test_a_run_of_ones_own_data_resumes_after_an_interruption(tmp_path):
 
 def test_a_module_beside_the_notebook_is_found_by_workers_too(tmp_path, monkeypatch):
     source = "from feddip_core.lab.hospitals import network, samples\n"
-    (tmp_path / "beside_the_notebook.py").write_text(source)
+    (tmp_path / "beside_the_notebook.py").write_text(source, "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     exp = Experiment(**OWN | dict(dataset="beside_the_notebook:samples", model="beside_the_notebook:network"))

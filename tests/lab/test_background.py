@@ -144,9 +144,9 @@ def test_a_method_with_questions_is_the_same_run_in_every_process(tmp_path, monk
     """Its forms have no text of their own, and stand elsewhere in memory each time."""
     source = "from feddip_core import Method\nfrom feddip_core.communication import DENSE\n\n\n"
     source += 'class Mine(Method):\n    questions = {"score": {"g": DENSE}}\n'
-    (tmp_path / "yours.py").write_text(source)
+    (tmp_path / "yours.py").write_text(source, "utf-8")
     code = "from feddip_core import Experiment; print(Experiment.preset('smoke', method='yours:Mine').run_id)"
-    other = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    other = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert other.stdout.split() == [Experiment.preset("smoke", method="yours:Mine").run_id]
     sys.modules.pop("yours")

@@ -85,7 +85,7 @@ def lab(tmp_path_factory):
     )
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
     command += [f"--notebook-dir={home / 'notebooks'}", "--LabApp.expose_app_in_browser=True"]
-    with (home / "lab.log").open("w") as log:
+    with (home / "lab.log").open("wb") as log:
         server = subprocess.Popen(command, env=os.environ | folders | {"JUPYTER_TOKEN": token}, stdout=log, stderr=log)
         try:
             yield (
@@ -100,13 +100,13 @@ def lab(tmp_path_factory):
 
 def settings(path, **values):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values))
+    path.write_text(json.dumps(values), "utf-8")
 
 
 def address(server, home):
-    assert server.poll() is None, (home / "lab.log").read_text()
+    assert server.poll() is None, (home / "lab.log").read_text("utf-8")
     try:
-        return json.loads(next((home / "jupyter_runtime_dir").glob("jpserver-*.json")).read_text())["url"]
+        return json.loads(next((home / "jupyter_runtime_dir").glob("jpserver-*.json")).read_text("utf-8"))["url"]
     except (StopIteration, ValueError):  # not there yet, or half written
         return None
 

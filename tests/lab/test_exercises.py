@@ -126,7 +126,7 @@ def test_the_score_counts_the_last_answer_to_each():
 
 def cells_of(number):
     (path,) = NOTEBOOKS.glob(f"{number}_*.ipynb")
-    return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
+    return ["".join(cell["source"]) for cell in json.loads(path.read_text("utf-8"))["cells"]]
 
 
 @pytest.mark.parametrize("name", EXERCISES)

@@ -262,7 +262,7 @@ def test_runs_are_named_removed_saved_and_opened(finished, tmp_path):
 
 def test_a_damaged_record_is_an_error_beside_the_button(finished, tmp_path):
     finished.runs[0].save(tmp_path)
-    (folder_of(finished.runs[0].exp, tmp_path) / "config.json").write_text("{")
+    (folder_of(finished.runs[0].exp, tmp_path) / "config.json").write_text("{", "utf-8")
     finished.folder.value = str(tmp_path)
     button(finished, "Open record").click()
     assert "not a readable record" in finished.record_note.value
@@ -322,4 +322,4 @@ def test_where_there_are_no_widgets_there_is_a_picture(explorer):
 
 def test_no_widget_that_makes_papermill_hang():
     for path in Path(module.__file__).parent.glob("*.py"):
-        assert not re.search(r"widgets\.(Output|interact|interactive)\(", path.read_text()), path.name
+        assert not re.search(r"widgets\.(Output|interact|interactive)\(", path.read_text("utf-8")), path.name

@@ -17,7 +17,7 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.i
 
 
 def pages(site):
-    return {path.stem: path.read_text() for path in site.parent.glob("*.html")}
+    return {path.stem: path.read_text("utf-8") for path in site.parent.glob("*.html")}
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_links_between_notebooks_lead_to_pages_and_others_keep_their_words(tmp_p
     for name in "ab":
         nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / f"{name}.ipynb")
     gallery.build([tmp_path / "a.ipynb", tmp_path / "b.ipynb"], tmp_path / "site")
-    page = (tmp_path / "site" / "a.html").read_text()
+    page = (tmp_path / "site" / "a.html").read_text("utf-8")
     assert '<a href="b.html#x">one</a>, two, <a href="https://a.org/">three</a>' in page
 
 

@@ -92,7 +92,8 @@ def test_a_class_in_a_notebooks_cell_cannot_go_to_other_processes(tiny):
 def test_a_record_whose_method_cannot_be_imported_is_still_readable(tiny, tmp_path, monkeypatch):
     (tmp_path / "gone_tomorrow.py").write_text(
         "from feddip_core import real\nfrom feddip_core.methods import FedAvg\n\n\n"
-        "class Mine(FedAvg):\n    settings = dict(pull=real(0.5, 0, 1, 'how strongly'))\n"
+        "class Mine(FedAvg):\n    settings = dict(pull=real(0.5, 0, 1, 'how strongly'))\n",
+        "utf-8",
     )
     monkeypatch.syspath_prepend(tmp_path)
     exp = tiny("gone_tomorrow:Mine", rounds=2, pull=0.25)
@@ -115,7 +116,7 @@ def test_a_record_of_a_class_that_has_changed_since_keeps_its_id(tiny, tmp_path,
     assert Experiment(**exp.to_dict()).run_id != exp.run_id
     assert load_runs(tmp_path)["run_id"].tolist() == [exp.run_id]
     folder = records.folder_of(exp, tmp_path)
-    kept = json.loads((folder / "provenance.json").read_text())
+    kept = json.loads((folder / "provenance.json").read_text("utf-8"))
     assert kept["method_sha256"] == exp.source_sha256 != Experiment(**exp.to_dict()).source_sha256
 
 

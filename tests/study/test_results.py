@@ -134,7 +134,7 @@ def test_a_run_that_diverged_has_ended(tiny, tmp_path):
     exp = tiny(rounds=3)
     run(exp, out=tmp_path, until=2)
     provenance = folder_of(exp, tmp_path) / "provenance.json"
-    provenance.write_text(provenance.read_text().replace('"diverged": null', '"diverged": 2'))
+    provenance.write_text(provenance.read_text("utf-8").replace('"diverged": null', '"diverged": 2'), "utf-8")
     rounds, states = results.find({"a": [exp]}, tmp_path)
     assert states["state"].tolist() == ["diverged in round 2"]
     assert len(rounds) == 2
@@ -145,7 +145,7 @@ def test_a_run_that_went_without_clients_is_another_experiment(tiny, tmp_path):
     run(exp, out=tmp_path)
     file = folder_of(exp, tmp_path) / "provenance.json"
     faults = [{"round": 1, "client": 2, "reason": "it is not connected"}]
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"faults": faults}))
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | {"faults": faults}), "utf-8")
     rounds, states = results.find({"a": [exp]}, tmp_path)
     assert rounds.empty
     assert states["state"].tolist() == ["cannot be used, 1 answers of clients are missing"]
@@ -155,11 +155,11 @@ def test_a_damaged_record_is_named_if_it_is_wanted_and_passed_over_if_not(tiny, 
     wanted, other = tiny(rounds=1), tiny(rounds=1, seed=1)
     for exp in (wanted, other):
         run(exp, out=tmp_path)
-    (folder_of(other, tmp_path) / "metrics.csv").write_text("round\n")
+    (folder_of(other, tmp_path) / "metrics.csv").write_text("round\n", "utf-8")
     broken = tmp_path / "fashion_mini" / "broken"
     broken.mkdir()
     for name in ("config.json", "provenance.json"):
-        (broken / name).write_text("{")
+        (broken / name).write_text("{", "utf-8")
     assert results.find({"a": [wanted]}, tmp_path)[1]["state"].tolist() == ["finished"]
     rounds, states = results.find({"a": [other]}, tmp_path)
     assert rounds.empty
@@ -366,7 +366,7 @@ def test_a_version_is_judged_by_the_statistic_of_its_table():
 def told():
     """All that README and the notebooks say in words."""
     cells = [c for path in (ROOT / "notebooks").glob("*.ipynb") for c in nbformat.read(path, as_version=4).cells]
-    return "\n".join([(ROOT / "README.md").read_text(), *(c.source for c in cells if c.cell_type == "markdown")])
+    return "\n".join([(ROOT / "README.md").read_text("utf-8"), *(c.source for c in cells if c.cell_type == "markdown")])
 
 
 @pytest.mark.slow

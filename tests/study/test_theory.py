@@ -152,7 +152,7 @@ def test_what_the_checkpoint_does_not_know_yet_is_seen_again(small, tmp_path):
     observer = theory.Observer(exp, tmp_path, every=2)
     run(exp, out=tmp_path, until=2, observe=observer)
     ahead = observer.table.to_csv(index=False) + "3,0.5,0.5,0.5\n"  # of a round after which the process was killed
-    (folder_of(exp, tmp_path) / "theory.csv").write_text(ahead)
+    (folder_of(exp, tmp_path) / "theory.csv").write_text(ahead, "utf-8")
     again = theory.Observer(exp, tmp_path, every=2)
     run(exp, out=tmp_path, observe=again)
     assert again.table["round"].tolist() == [0, 1, 2, 3]
@@ -163,7 +163,7 @@ def test_what_the_checkpoint_does_not_know_yet_is_seen_again(small, tmp_path):
 def test_a_file_that_does_not_fit_is_not_resumed(small, tmp_path, content):
     exp = small(rounds=2)
     folder_of(exp, tmp_path).mkdir(parents=True)
-    (folder_of(exp, tmp_path) / "theory.csv").write_text(content)
+    (folder_of(exp, tmp_path) / "theory.csv").write_text(content, "utf-8")
     assert theory.Observer(exp, tmp_path, every=1).seen == 0
 
 

@@ -107,7 +107,7 @@ def changed(tmp_path_factory):
 
 
 def test_a_changed_record_changes_what_readme_and_reproduction_say(changed):
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text("utf-8")
     assert readme.renewed(text) == text
     assert readme.renewed(text, changed) != text
     said = {
@@ -132,7 +132,7 @@ def test_no_sentence_that_compares_is_written_by_hand():
     assert comparisons("FedDIP ends above FedDP.") and not comparisons(
         "<!-- a -->\nFedDIP above FedDP\n<!-- end of a -->"
     )
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text("utf-8")
     assert comparisons(text[text.index("## Results") : text.index("## Every method, thirty rounds")]) == []
     cells = nbformat.read(ROOT / "notebooks" / "10_reproduction.ipynb", as_version=4).cells
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
