@@ -3,13 +3,14 @@ import os
 # Progress bars of a notebook are output too, and would differ from run to run.
 os.environ.setdefault("TQDM_DISABLE", "1")
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
 from feddip_core import METHODS, Experiment
-from feddip_core.engine import sources
+from feddip_core.engine import records, sources
 
 torch.set_num_threads(1)  # as `run` does: small convolutions only lose by more
 
@@ -31,8 +32,18 @@ def tiny():
     return make
 
 
+@pytest.fixture(scope="session", autouse=True)
+def read_once():
+    """What every run reads, and no test changes: the embedded data, and which commit this is."""
+    read, once, commit = sources._read_npz, cache(sources._read_npz), cache(records._commit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "_read_npz", lambda path: (once if path == sources.MINI else read)(path))
+        patch.setattr(records, "_commit", commit)
+        yield
+
+
 @pytest.fixture(scope="session")
-def mini():
+def mini(read_once):
     """The embedded data; nothing changes them."""
     return sources.load("fashion_mini")
 

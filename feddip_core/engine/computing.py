@@ -52,9 +52,9 @@ def ambient(device: str = "cpu") -> Iterator[None]:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     with ExitStack() as stack:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
+        stack.callback(_deterministic, deterministic, warn_only)
         torch.set_default_dtype(torch.float32)
-        torch.use_deterministic_algorithms(False)
+        _deterministic(False, warn_only=False)
         stack.enter_context(torch.backends.mkldnn.flags(enabled=True, allow_tf32=None))
         for kind in {"cpu", torch.device(device).type}:
             stack.enter_context(torch.autocast(kind, enabled=False))
@@ -63,6 +63,14 @@ def ambient(device: str = "cpu") -> Iterator[None]:
         if torch.get_default_device().type != "cpu":  # otherwise useless, and it slows every call
             stack.enter_context(torch.device("cpu"))
         yield
+
+
+def _deterministic(wanted: bool, warn_only: bool) -> None:
+    """Only where it changes something: torch imports its compiler for it, which takes longer than a small run."""
+    if wanted != torch.are_deterministic_algorithms_enabled() or (
+        warn_only != torch.is_deterministic_algorithms_warn_only_enabled()
+    ):
+        torch.use_deterministic_algorithms(wanted, warn_only=warn_only)
 
 
 def numerics() -> dict[str, object]:

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from feddip_core import data
-from feddip_core.engine._torchvision import torchvision
 
 
 def test_normalisation_by_hand():
@@ -16,8 +15,11 @@ def test_normalisation_by_hand():
     assert scaled.normalise(x).flatten().tolist() == pytest.approx([-2, 0, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["zeros", "reflect"])
 def test_crops_and_flips_are_torchvisions(padding):
+    from feddip_core.engine._torchvision import torchvision  # brings torch's compiler: seconds
+
     v2 = torchvision.transforms.functional
     g = torch.Generator().manual_seed(1)
     x = torch.randint(0, 256, (20, 3, 32, 32), generator=g, dtype=torch.uint8)

@@ -84,7 +84,8 @@ def test_of_kept_weights_alone_the_gradient_has_the_same_bits(sparsity):
     assert torch.equal(loss, same_loss) and torch.equal(part[kept == 1], whole[kept == 1])
     assert (u[kept == 1] == 0).any() and (whole[kept == 0] != 0).any()
     if sparsity == 0.99:
-        assert 10 * (part[kept == 0] != 0).sum() < (whole[kept == 0] != 0).sum()
+        # A vector of weights is skipped as a whole: the wider it is, the more pruned ones come along.
+        assert 4 * (part[kept == 0] != 0).sum() < (whole[kept == 0] != 0).sum()
 
 
 def test_a_point_that_the_mask_does_not_cover_is_still_differentiated_there():

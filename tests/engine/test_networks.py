@@ -147,6 +147,5 @@ def test_functions_of_a_cell_train_here_and_are_refused_where_other_processes_ne
         ValueError, match=r"^model: '__main__:network' is not allowed here; .* name it yours:network"
     ):
         run(exp, workers=2)
-    assert len(run(exp.replace(model="own_networks:OutOfOrder"), workers=2).metrics) == 1  # they are handed the data
     with pytest.raises(ValueError, match=r"^dataset: '__main__:samples' is not allowed here; .* yours:samples"):
         check_importable(exp.replace(model="own_networks:OutOfOrder"))
