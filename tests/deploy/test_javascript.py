@@ -28,7 +28,11 @@ def test_javascript_gives_pytorchs_logits(tmp_path, name, bits):
     (tmp_path / "model.js").write_text(javascript(graph, bits), "utf-8")
     samples = "\n".join(json.dumps(v.flatten().tolist()) for v in x)
     done = subprocess.run(
-        ["node", "-e", SCRIPT, "-", tmp_path / "model.js"], input=samples, capture_output=True, text=True, check=True
+        ["node", "-e", SCRIPT, "-", tmp_path / "model.js"],
+        input=samples,
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
     )
     said = json.loads(done.stdout)
     assert np.abs(np.array(said["logits"]) - graph(x).numpy()).max() < 1e-4
