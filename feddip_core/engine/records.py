@@ -245,7 +245,7 @@ def record_folders(folder: str | Path) -> list[Path]:
 
 def experiment_of(folder: Path) -> Experiment:
     """A record's experiment, if this version can build it."""
-    settings = json.loads((folder / "config.json").read_text())
+    settings = json.loads((folder / "config.json").read_text("utf-8"))
     if "variant" in settings or "authors" in map(str, settings.values()):
         raise ValueError("it was written by version 0.1, whose settings had other names")
     return Experiment(**settings)
@@ -256,9 +256,9 @@ def load_run(folder: Path) -> pd.DataFrame:
     folder = Path(folder)
     try:
         settings, exp = _settings(folder)
-        kept = json.loads((folder / "provenance.json").read_text())
+        kept = json.loads((folder / "provenance.json").read_text("utf-8"))
         # Metrics are written before provenance: a killed or running run may have more rows than provenance counts.
-        text = (folder / "metrics.csv").read_text()
+        text = (folder / "metrics.csv").read_text("utf-8")
         metrics = pd.read_csv(io.StringIO(text)).head(kept["rounds_done"])
         known, rounds, ended = kept["run_id"], metrics["round"].tolist(), kept["diverged"]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -278,7 +278,7 @@ def load_run(folder: Path) -> pd.DataFrame:
 
 def _settings(folder: Path) -> tuple[dict, Experiment | None]:
     """A record's settings and its experiment; None if its method is your own and cannot be imported here."""
-    settings = json.loads((folder / "config.json").read_text())
+    settings = json.loads((folder / "config.json").read_text("utf-8"))
     try:
         exp = experiment_of(folder)
     except ValueError as error:
@@ -286,13 +286,13 @@ def _settings(folder: Path) -> tuple[dict, Experiment | None]:
             return settings, None
         raise
     # A class of your own that has changed since did not make this record.
-    kept = json.loads((folder / "provenance.json").read_text())
+    kept = json.loads((folder / "provenance.json").read_text("utf-8"))
     return settings, None if kept.get("method_sha256") != exp.source_sha256 else exp
 
 
 def summary(folder: Path) -> dict:
     """A record's line in `index.csv`."""
-    table, kept = load_run(folder), json.loads((folder / "provenance.json").read_text())
+    table, kept = load_run(folder), json.loads((folder / "provenance.json").read_text("utf-8"))
     last, accuracy = table.iloc[-1], table["test_accuracy"]
     return {
         "run": str(folder.relative_to(folder.parent.parent)),

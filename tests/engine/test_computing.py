@@ -95,7 +95,9 @@ def test_a_run_is_resumed_with_the_numerics_that_it_began_with(tiny, tmp_path, m
     exp = tiny("fedavg", rounds=2)
     run(exp, out=tmp_path, until=1)
     monkeypatch.setattr(running, "numerics", lambda: numerics() | {"mkldnn": "off"})
-    with pytest.raises(ValueError, match=r"mkldnn: .* was started with True, but here it is off; resume it where it was"):
+    with pytest.raises(
+        ValueError, match=r"mkldnn: .* was started with True, but here it is off; resume it where it was"
+    ):
         run(exp, out=tmp_path)
 
 

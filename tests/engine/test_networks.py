@@ -128,7 +128,9 @@ def test_a_changed_network_does_not_resume(tmp_path, monkeypatch):
     monkeypatch.setattr(own_networks, "changing", own_networks.OutOfOrder, raising=False)
     run(exp, tmp_path, until=1)
     monkeypatch.setattr(own_networks, "changing", own_networks.Gated)
-    with pytest.raises(ValueError, match=r"^model: 'own_networks:changing' is not the network that .* was started with"):
+    with pytest.raises(
+        ValueError, match=r"^model: 'own_networks:changing' is not the network that .* was started with"
+    ):
         run(exp, tmp_path)
     monkeypatch.setattr(own_networks, "changing", own_networks.OutOfOrder)
     assert len(run(exp, tmp_path).metrics) == 2
@@ -143,9 +145,7 @@ def test_functions_of_a_cell_train_here_and_are_refused_where_other_processes_ne
     monkeypatch.setattr(main, "samples", own_networks.samples, raising=False)
     exp = own("OutOfOrder", model="__main__:network", dataset="__main__:samples", rounds=1)
     assert len(run(exp).metrics) == 1
-    with pytest.raises(
-        ValueError, match=r"^model: '__main__:network' is not allowed here; .* name it yours:network"
-    ):
+    with pytest.raises(ValueError, match=r"^model: '__main__:network' is not allowed here; .* name it yours:network"):
         run(exp, workers=2)
     with pytest.raises(ValueError, match=r"^dataset: '__main__:samples' is not allowed here; .* yours:samples"):
         check_importable(exp.replace(model="own_networks:OutOfOrder"))

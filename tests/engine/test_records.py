@@ -154,7 +154,9 @@ def test_many_records_are_one_table(tiny, tmp_path):
 @pytest.mark.parametrize("folder", ["nothing", "empty"])
 def test_a_folder_without_records_is_named(tmp_path, folder):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=re.escape(f"{str(tmp_path / folder)!r} is not allowed; it must contain a readable")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"{str(tmp_path / folder)!r} is not allowed; it must contain a readable")
+    ):
         load_runs(tmp_path / folder)
 
 
@@ -208,7 +210,10 @@ def test_a_record_of_version_0_1_says_so(tiny, tmp_path, old):
     for read in (records.experiment_of, load_run):
         with pytest.raises(ValueError, match=r"it was written by version 0\.1, whose settings had other names"):
             read(folder)
-    with pytest.warns(UserWarning, match=r"skipped .* version 0\.1"), pytest.raises(ValueError, match="it must contain a readable"):
+    with (
+        pytest.warns(UserWarning, match=r"skipped .* version 0\.1"),
+        pytest.raises(ValueError, match="it must contain a readable"),
+    ):
         load_runs(tmp_path)
 
 

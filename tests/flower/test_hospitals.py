@@ -153,7 +153,8 @@ GOOD = torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)
     ((GOOD[0], GOOD[1] + 0j), r"\(2\): y is complex64 of shape"),
     ((GOOD[0], GOOD[1] + 10**12), r"\(2\): y holds the label 1000000000000; it must be below 1,000,000"),
     ((GOOD[0], GOOD[1].bfloat16()), r"\(2\): it must return a pair"),
-    ((torch.zeros(5, 4), GOOD[1]), r"a sample of the server is .*\(3,\), but of client 2 torch.float32 of shape \(4,\)"),
+    ((torch.zeros(5, 4), GOOD[1]),
+     r"a sample of the server is .*\(3,\), but of client 2 torch.float32 of shape \(4,\)"),
 ], ids=str)  # fmt: skip
 def test_data_that_cannot_be_right_are_named_with_their_client(monkeypatch, bad, message):
     monkeypatch.setattr(sys.modules[__name__], "brought", lambda client: bad if client == 2 else GOOD, raising=False)
@@ -270,5 +271,7 @@ def test_a_network_that_was_changed_does_not_resume_from_the_old_ones_weights(tm
     monkeypatch.setattr(here, "changing", hospitals.network, raising=False)
     run(exp, tmp_path, until=2)
     monkeypatch.setattr(here, "changing", with_norms)
-    with pytest.raises(ValueError, match=r"model: 'test_hospitals:changing' is not the network that .* was started with"):
+    with pytest.raises(
+        ValueError, match=r"model: 'test_hospitals:changing' is not the network that .* was started with"
+    ):
         run(exp, tmp_path)

@@ -24,7 +24,7 @@ def pages(site):
 def test_every_notebook_has_a_page_a_card_and_a_thumbnail(site):
     stems = {path.stem for path in NOTEBOOKS}
     assert set(pages(site)) == stems | {"index", "api", "classify"}
-    index = site.read_text()
+    index = site.read_text("utf-8")
     for stem in stems:
         assert index.count(f'href="{stem}.html"') == 1
         assert f'<img src="{stem}.png"' in index
