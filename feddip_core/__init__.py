@@ -1,14 +1,15 @@
 """FedDIP: federated learning of one sparse network by dynamic pruning and incremental regularisation.
 
-The modules of this folder are the algorithm. Methods, engine, study, lab and Flower are sub-packages.
+The modules of this folder are the algorithm. Methods, engine, study, lab, Flower and deploy are sub-packages.
 """
 
 import sys
 from importlib.metadata import version
 
+from . import deploy
 from .engine.final import load_model
 from .engine.records import load_runs
-from .engine.run import Run, run, watched_by
+from .engine.run import Run, exported_by, run, watched_by
 from .experiment import Experiment
 from .lab.parameters import check_parameters
 from .method import METHODS, Method
@@ -33,3 +34,4 @@ def _curves(experiment: Experiment):
 
 
 watched_by(_curves)
+exported_by(deploy.export)

@@ -2,3 +2,8 @@
 
 A network becomes a short list of plain operations (`graph`), from which every form is written.
 """
+
+from .exporting import export
+from .file import load
+
+__all__ = ["export", "load"]

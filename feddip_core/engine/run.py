@@ -25,6 +25,7 @@ from .workers import Workers
 SAVING_SHARE = 0.02  # of a run's time, approximately, spent on its record and its checkpoint
 Observer = Callable[[Federation, State, Round], None]
 WATCHERS: list[Callable[[Experiment], Callable[[list[dict], bool], None] | None]] = []  # see `watched_by`
+EXPORTERS: list[Callable[["Run", str | Path, int], Path]] = []  # see `exported_by`
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,22 @@ class Run:
     def diverged(self) -> int | None:
         return self.provenance["diverged"]
 
+    def export(self, folder: str | Path, bits: int = 16) -> Path:
+        """Write the final model into a folder: safetensors with a loader, C, JavaScript, ONNX and a model card.
+
+        Kept weights have `bits` bits, 16 or 32. ONNX needs the extra `deploy`.
+        """
+        return EXPORTERS[-1](self, folder, bits)
+
 
 def watched_by(watcher: Callable[[Experiment], Callable[[list[dict], bool], None] | None]) -> None:
     """Register a watcher: called with an experiment, it returns a function to call with the rows so far, or None."""
     WATCHERS.append(watcher)
+
+
+def exported_by(exporter: Callable[[Run, str | Path, int], Path]) -> None:
+    """Let this write the files of `Run.export`."""
+    EXPORTERS.append(exporter)
 
 
 def run(

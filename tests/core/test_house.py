@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent.parent / "feddip_core"
-PARTS = ("core", "methods", "methods/released", "engine", "study", "lab", "flower", "batch", "reproduce", "deploy")
+PARTS = (
+    "core",
+    "methods",
+    "methods/released",
+    "engine",
+    "study",
+    "lab",
+    "flower",
+    "batch",
+    "reproduce",
+    "deploy",
+    "export",
+)
 MOST_LINES = 1_650  # of the core, which is to be read in one sitting
 MOST_LINES_OF_A_FUNCTION = 50
 
@@ -24,6 +36,7 @@ BELOW = {
     "batch": {"core", "methods", "methods/released", "engine", "study"},
     "flower": {"core", "methods", "methods/released", "engine", "deploy"},
     "deploy": {"core", "methods", "methods/released", "engine"},
+    "export": {"core", "methods", "methods/released", "engine", "deploy"},
     "reproduce": {"core", "methods", "methods/released", "engine", "study"},
 }
 THIRD_PARTY_OF_THE_CORE = {"torch", "numpy", "pandas"}
@@ -32,6 +45,8 @@ LATE = {
     ("__init__.py", "_curves", "feddip_core.lab.live"): "the facade shows curves in notebooks alone",
     ("engine/sources.py", "_download", "feddip_core.engine._torchvision"): "slow to load, and needed for a download",
     ("engine/sources.py", "_read_torchvision", "feddip_core.engine._torchvision"): "the same",
+    ("deploy/exporting.py", "_onnx", "onnxruntime"): "optional: the extra `deploy` brings it",
+    ("deploy/exporting.py", "_onnx", "feddip_core.deploy.onnx_file"): "the same",
     ("flower/apps.py", "simulate", "flwr.simulation"): "brings Ray, which only a simulation needs",
     ("lab/live.py", "in_notebook", "IPython"): "optional: a script has no notebook",
     ("lab/live.py", "_draw", "IPython.display"): "optional: a script has no notebook",

@@ -1,0 +1,7 @@
+"""python -m feddip_core.export"""
+
+import sys
+
+from .command import main
+
+sys.exit(main())
