@@ -64,7 +64,7 @@ from loader import classify, load
 
 about, tensors = load("model.safetensors")
 logits = classify(about, tensors, samples)  # {shape}, as uint8 or float
-print(about["classes"][logits[0].argmax()])
+name = about["classes"][logits[0].argmax()]
 ```
 
 In C: `cc -O3 -c model.c`, then `model_classify(sample, logits)`. In a page: `<script src="model.js"></script>`, then

@@ -1,5 +1,6 @@
 """The apps that `flwr run` starts, and `simulate`, which runs them on one machine."""
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -9,11 +10,15 @@ import yaml
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from ..deploy import export
+from ..engine.records import folder_of
 from ..engine.run import Run, check_importable, run
 from ..experiment import Experiment, is_hook
 from .belief import LONGEST
 from .client import clients
 from .server import ANSWER_WITHIN, MOST_EXAMPLES, PATIENCE, Server
+
+log = logging.getLogger(__name__)
 
 
 def servers(
@@ -24,7 +29,8 @@ def servers(
 ) -> ServerApp:  # fmt: skip
     """An app that runs this experiment with the grid's nodes as its clients; `options` are those of `run`.
 
-    A method that other processes cannot import is refused at once.
+    With `out`, the final model is exported into the folder `model` of its record. A method that other processes cannot
+    import is refused at once.
     """
     exp = exp if method is None else exp.replace(method=method)
     check_importable(exp)
@@ -35,9 +41,20 @@ def servers(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        done(run(exp, out, data_dir=data_dir, federation=partial(Server, grid=grid, out=out, **limits), **options))
+        result = run(exp, out, data_dir=data_dir, federation=partial(Server, grid=grid, out=out, **limits), **options)
+        if out and len(result.metrics) == exp.rounds and not result.diverged:
+            _export(result, folder_of(exp, out) / "model")
+        done(result)
 
     return app
+
+
+def _export(result: Run, folder: Path) -> None:
+    """Write the model beside the record; a network that has no such form does not end the run."""
+    try:
+        export(result, folder)
+    except ValueError as error:  # such as Unsupported, which names the layer
+        log.warning("the model is not exported: %s", error)
 
 
 def simulate(

@@ -19,7 +19,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from grid import LocalGrid, assert_same_bits, kept, metrics, run_on
 
 import feddip_core.lab.hospitals
-from feddip_core import METHODS, Experiment, Method, flower, load_model, run
+from feddip_core import METHODS, Experiment, Method, deploy, flower, load_model, run
 from feddip_core.engine.assembly import assemble, gradient_name
 from feddip_core.engine.records import AnotherRun
 from feddip_core.flower import NobodyAnswered, Server, belief
@@ -377,10 +377,13 @@ def test_a_record_at_the_server_has_a_model_and_is_neither_trained_again_nor_des
     folder = kept(exp, tmp_path, "")
     model = load_model(folder).state_dict()
     assert all(torch.equal(v, model[k]) for k, v in result.weights.items())
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    about, graph = deploy.load(folder / "model" / "model.safetensors")  # the export, written at the server
+    assert about["run_id"] == exp.run_id and all(torch.equal(v.half().float(), graph.tensors[k]) for k, v in
+                                                 result.weights.items() if v.ndim > 1)  # fmt: skip
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(AnotherRun, match="choose another folder"):  # in one process, with everybody's data
         run(exp, tmp_path)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_missing_clients_are_named_before_the_first_round(few):
