@@ -255,9 +255,9 @@ def compiled(
     )
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / f"{name}.c", Path(folder) / f"{name}.so"
-        source.write_text(text + loop)
+        source.write_text(text + loop, "utf-8")
         words = [compiler, "-std=c99", "-Wall", "-Werror", *flags, "-shared", "-fPIC", source, "-o", library]
-        subprocess.run(list(map(os.fspath, words)), check=True, capture_output=True, text=True)
+        subprocess.run(list(map(os.fspath, words)), check=True, capture_output=True, encoding="utf-8")
         many = getattr(ctypes.CDLL(str(library)), f"{name}_many")
 
     def classify(x: Tensor, outputs: int) -> Tensor:

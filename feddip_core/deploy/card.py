@@ -6,7 +6,7 @@ from pathlib import Path
 from .graph import Graph
 from .source import Finished
 
-LOADER = (Path(__file__).parent / "loader.py").read_text()
+LOADER = (Path(__file__).parent / "loader.py").read_text("utf-8")
 TRAINED = (
     "method", "dataset", "partition", "clients", "clients_per_round", "rounds", "local_epochs", "batch_size",
     "learning_rate", "sparsity_initial", "sparsity_target", "seed",

@@ -40,12 +40,12 @@ def exported(finished, tmp_path_factory):
 def printed_loader(card):
     """The loader as the card prints it, executed."""
     names = {}
-    exec(re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL)[0], names)
+    exec(re.findall(r"```python\n(.*?)```", card.read_text("utf-8"), re.DOTALL)[0], names)
     return names
 
 
 def test_the_printed_loader_needs_nothing_of_ours_and_gives_the_runs_logits(finished, exported, mini):
-    text = (exported / "loader.py").read_text()
+    text = (exported / "loader.py").read_text("utf-8")
     assert len([line for line in text.splitlines() if line]) <= 30
     assert {line.split()[1].split(".")[0] for line in text.splitlines() if "import" in line} == {
         "json", "torch", "safetensors"
@@ -80,7 +80,7 @@ def test_an_export_without_a_model_says_what_is_missing(tmp_path, capsys, tiny):
 
 
 def test_the_card_says_what_the_model_is(finished, exported):
-    text = (exported / "README.md").read_text()
+    text = (exported / "README.md").read_text("utf-8")
     metrics = finished[0].metrics.iloc[-1]
     assert f"test accuracy: {metrics['test_accuracy']:.4f}" in text and "license: mit" in text
     assert "its size does not fall with sparsity" in text
@@ -161,9 +161,12 @@ def test_weights_beyond_sixteen_bits_are_refused():
 def test_the_command_can_be_called(finished, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "feddip_core.export", finished[1], tmp_path / "m", "--bits", "32"],
-        capture_output=True, text=True, check=True,
+        capture_output=True, encoding="utf-8", check=True,
     )  # fmt: skip
     assert "README.md" in done.stdout
     assert (
-        json.loads((tmp_path / "m" / "model.js").read_text().split("feddip.network(")[1].split(");\n")[0])["bits"] == 32
+        json.loads((tmp_path / "m" / "model.js").read_text("utf-8").split("feddip.network(")[1].split(");\n")[0])[
+            "bits"
+        ]
+        == 32
     )
