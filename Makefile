@@ -2,7 +2,7 @@
 # make test        lint, types, unit tests, every notebook: about ten minutes on two cores
 # make check       lint, types and the fast tests: under two minutes
 # make torture     ten minutes of random kills, damaged files, hostile clients and random experiments: what held
-# make lab         JupyterLab on the collection
+# make lab         JupyterLab, with the page to start from
 # make benchmark   a round against a bare PyTorch loop; workers, start-up, growth, sparsity, a thousand clients on Flower;
 #                    results in outputs/benchmarks
 # make benchmark-flower   a round against one of Flower's simulation with plain PyTorch clients
@@ -61,7 +61,7 @@ torture: $(INSTALLED)
 	$(QUIET) PYTHONPATH=tests/engine:tests/flower $(BIN)/python tests/torture.py $(OPTIONS)
 
 lab: $(INSTALLED)
-	$(BIN)/jupyter lab --notebook-dir=notebooks
+	$(BIN)/jupyter lab --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb
 
 benchmark: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark.py

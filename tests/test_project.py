@@ -110,9 +110,10 @@ def test_every_version_but_pytorchs_is_locked_with_hashes(lock):
     assert build == [f"setuptools=={lock['setuptools']}"]
 
 
-def test_conda_users_get_the_same(project):
+def test_conda_users_get_the_same(project, lock):
     environment = yaml.safe_load((ROOT / "environment.yml").read_text("utf-8"))
-    python, _, pip = environment["dependencies"]
+    python, *of_pytorch, _, pip = environment["dependencies"]
+    assert of_pytorch == [f"pytorch-cpu={lock['torch']}", f"torchvision={lock['torchvision']}"]
     extras = ",".join(project["optional-dependencies"])
     assert python == "python=" + project["requires-python"].removeprefix(">=")
     assert pip["pip"] == ["-c constraints.txt", f"-e .[{extras}]"]

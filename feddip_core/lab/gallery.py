@@ -22,6 +22,7 @@ from pygments.formatters import HtmlFormatter
 
 from ..engine.records import OWN_RECORDS, write
 from . import api, classify
+from .contents import told
 
 ROOT = Path(__file__).parent.parent.parent  # of the checkout: an installed package has no notebooks beside it
 # The map: the parts by the first digit of their notebooks, which are read in the order of their names.
@@ -109,11 +110,8 @@ def checked(path: Path) -> NotebookNode:
 
 def heading(notebook: NotebookNode) -> tuple[str, str, str]:
     """Title, subtitle and question, from the first cell."""
-    first = notebook.cells[0].source
-    title = re.search(r"^# (.+)$", first, re.M)[1]
-    subtitle = re.search(r"^\*([^*].*)\*$", first, re.M)
-    question = re.search(r"^\*\*Question\.\*\* (.+)$", first, re.M)
-    return title, subtitle[1] if subtitle else "", question[1] if question else ""
+    said = told(notebook.cells[0].source)
+    return said["title"], said["subtitle"], said["question"]
 
 
 def thumbnail(notebook: NotebookNode) -> bytes | None:

@@ -23,6 +23,7 @@ def half_line(t, T, s_0, s_p):
 
 # Right answers, as exact or as rounded as is asked; then wrong ones with a word of the verdict on each.
 ANSWERS = {
+    "00 left": ([6147], {55_323: "zero", 0.1: "fraction", 6170.6: "Biases"}),
     "01 shares": ([3.1], {7 / 3: "plain mean", 2.3: "plain mean", 3100: "weighted sum", 5: "1,000 images"}),
     "01 drift": ([8.39, 0.99 * 10 / 1.18], {9: "joint minimum", 7.87: "E = 3", 5: "many", 8.4: "close"}),
     "01 megabytes": ([2468, 2468.24], {1234.12: "one way", 493.648: "Five", 2.468: "one round", 19746: "megabits",
@@ -50,6 +51,7 @@ ANSWERS = {
     "07 prox": ([1], {2: "μ = 1", 4: "own minimum", 1.33: "1 + μ"}),
     "09 variance": ([13], {4: "averaging gives", 9: "distance alone", 40: "whole distance", 17.333: "n − 1"}),
     "09 forgotten": ([0.12, 0.1216], {0.88: "replaced", 0.59: "five batches", 0: "what is left, not"}),
+    "39 left": ([0], {60: "four parts", 10: "close"}),
     "30 step": ([6], {5.1: "hides", 3: "one step", 0: "without feedback"}),
     "30 schedule": ([0.929, 0.92875], {0.745: "straight line", 0.85: "0.9", 0.07125: "density"}),
     "30 upload": ([0.6], {0.2: "download alone", 1.2: "two ways", 0.4: "saving"}),
@@ -110,7 +112,7 @@ def test_a_function_that_fails_is_no_accident_of_the_notebook():
 
 
 def test_an_unknown_exercise_is_named():
-    with pytest.raises(ValueError, match="name: '99 none' is not allowed; it must be one of 01 shares"):
+    with pytest.raises(ValueError, match="name: '99 none' is not allowed; it must be one of 00 left"):
         check("99 none", 1)
 
 

@@ -1,4 +1,4 @@
-"""The exercises of the course, 01 to 09, and of the quickstart."""
+"""The exercises of the course, 00 to 09, of the quickstart and of the teachers' plan."""
 
 import torch
 
@@ -45,6 +45,16 @@ def _paper() -> float:
 
 
 COURSE = {
+    "00 left": Exercise(
+        lambda: left_at(0.9) - (lenet().size - lenet().prunable_size), "weights, a whole number",
+        right="one in ten. At sparsity 1 nothing would be left.",
+        hint="sparsity 0.9 means that nine tenths are zero.",
+        mistakes={
+            "that is how many are zero. Sparsity counts zeros, and asked is what is left.": 55_323,
+            "that is a fraction. Asked is a number of weights.": 0.1,
+            "that is a tenth of all 61,706 parameters. Biases cannot be pruned and do not count here.": 6_170.6,
+        },
+    ),
     "01 shares": Exercise(
         lambda: float(aggregate([{"w": torch.tensor([v])} for v in (1.0, 2.0, 4.0)], [100, 300, 600])["w"]),
         "a number", places=1,
@@ -304,6 +314,15 @@ COURSE = {
             "that is the download alone. The upload stays dense.": 0.2,
             "that adds the two ways up. Divide by FedAvg's two.": 1.2,
             "that is the saving. Asked is what is sent.": 0.4,
+        },
+    ),
+    "39 left": Exercise(
+        lambda: 60 - (10 + 20 + 20 + 10), "minutes, a whole number",
+        right="nothing is left over: the hour is full.",
+        hint="add up the four parts and subtract them from 60.",
+        mistakes={
+            "that is what the four parts take. Asked is what is left of the hour.": 60,
+            "that forgets the close.": 10,
         },
     ),
 }  # fmt: skip

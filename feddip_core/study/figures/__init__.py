@@ -54,10 +54,11 @@ from .style import (
     show,
     thin,
 )
-from .teaching import holdings, matrices, mosaic, one_round, pruned_picture, trajectories
+from .teaching import FASHION, algorithm, holdings, lesson, matrices, mosaic, one_round, pruned_picture, trajectories
 from .theory import FORMS, TERMS, VARIANTS, clients_and_pruning, proof, pruning_sums, pruning_terms, theorem
 
 __all__ = [
+    "FASHION",
     "FORMS",
     "OURS_AND_PAPER",
     "OWN_COLOURS",
@@ -74,6 +75,7 @@ __all__ = [
     "accuracy",
     "against_cost",
     "against_paper",
+    "algorithm",
     "band",
     "by_label",
     "clients_and_pruning",
@@ -93,6 +95,7 @@ __all__ = [
     "label_with_divergence",
     "layer_bars",
     "layers",
+    "lesson",
     "line",
     "lines",
     "mask_history",

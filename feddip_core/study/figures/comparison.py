@@ -16,7 +16,7 @@ from feddip_core.method import METHODS
 from .run import accuracy
 from .style import SPARE, STYLE, Runs, colour, label, line
 
-RANDOM = {"random mask": ("#661100", ":"), "random mask, rescaled": ("#661100", "-")}  # in FedDST's colour
+RANDOM = {"random mask": ("#661100", ":"), "random mask, rescaled": ("#CC2266", "-")}  # the first as FedDST
 
 
 def side_by_side(runs: Runs) -> Figure:
@@ -95,7 +95,10 @@ def lines(ax: Axes, table: pd.DataFrame, **style) -> Axes:
 def panels(
     tables: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, marker: str | None = None, steps: bool = False, **axis
 ) -> Figure:
-    """One panel per table, side by side on one scale, with one legend. `axis` is passed to each panel."""
+    """One panel per table, side by side on one scale. `axis` is passed to each panel.
+
+    One legend serves all panels that have the same curves. Panels with other curves get a legend each.
+    """
     style = dict(marker=marker, drawstyle="steps-post" if steps else "default")
     with plt.rc_context(STYLE):
         width = min(11.0, 3.4 + 3.4 * len(tables))
@@ -106,5 +109,9 @@ def panels(
             lines(ax, table, **style).set(title=title, xlabel=xlabel, **axis)
             found |= {handle.get_label(): handle for handle in ax.get_lines()}
         axes[0, 0].set_ylabel(ylabel)
-        figure.legend(handles=list(found.values()), loc="outside lower center", ncols=6)
+        if len(found) > max(len(table.columns) for table in tables.values()):
+            for ax in axes[0]:
+                ax.legend(loc="lower right")
+        else:
+            figure.legend(handles=list(found.values()), loc="outside lower center", ncols=6)
     return figure

@@ -9,6 +9,8 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from .style import STYLE, colour
 
+FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+
 
 def holdings(dataset, splits: Mapping[str, list], images: int = 10) -> Figure:
     """What each client holds, a row per client. Above: some of its images. Below: how many of each class."""
@@ -27,7 +29,8 @@ def holdings(dataset, splits: Mapping[str, list], images: int = 10) -> Figure:
                 if count:
                     below.text(c, n, count, ha="center", va="center", fontsize=7,
                                color="white" if count > most / 2 else "black")  # fmt: skip
-            below.set(xlabel="class", xticks=range(counts[rule].shape[1]), yticks=range(len(parts)))
+            below.set(yticks=range(len(parts)))
+            below.set_xticks(range(len(FASHION)), FASHION, rotation=60, ha="right", rotation_mode="anchor")
         axes[0, 0].set_ylabel("client, and ten of its images")
         axes[1, 0].set_ylabel("client, and its images of each class")
     return figure
@@ -97,6 +100,36 @@ def one_round(bits: Mapping[int, Mapping[str, int]]) -> Figure:
 
     For each client, `bits` has the keys `weights`, `mask` and `upload`.
     """
+    server = (
+        "average the uploads\n$\\omega_G = \\sum_n \\rho_n\\,\\omega_n$",
+        "every $R$ rounds, a new mask $m$:\nthe largest $|\\omega_G|$, to sparsity $s_t$",
+        "prune\n$\\omega^{\\prime}_G = m \\odot \\omega_G$",
+    )
+    step = "$\\omega_n \\leftarrow \\omega_n - \\eta\\,\\nabla f_n(\\omega_n \\odot m)$"
+    clients = {
+        f"client {n}\n{step}": (
+            f"$\\omega^{{\\prime}}_G$, pruned\n{sent['weights']:,} bits\nmask {sent['mask']:,} bits",
+            f"$\\omega_{{{n}}}$, dense\n{sent['upload']:,} bits",
+        )
+        for n, sent in bits.items()
+    }
+    return _round(server, clients, note="… and sent in the next round")
+
+
+def algorithm() -> Figure:
+    """A round of FedDIP in words, its six steps numbered."""
+    server = (
+        "④ average\nwhat comes back",
+        "⑤ every few rounds, a new mask:\nkeep the largest, fewer each time",
+        "⑥ prune: set all other\nweights to zero",
+    )
+    sent = ("② send the weights\nthat are kept,\nand the mask", "send all\nweights back")
+    clients = {f"client {n}\n③ trains on its own data;\npruned weights move too": sent for n in "ABC"}
+    return _round(server, clients, note="① draw a few clients for the next round")
+
+
+def _round(server: tuple[str, ...], clients: Mapping[str, tuple[str, str]], note: str) -> Figure:
+    """The server's three boxes, and below them a box per client between an arrow down and an arrow up."""
 
     def box(x, y, w, h, text, fill):
         ax.add_patch(FancyBboxPatch((x, y), w, h, boxstyle="round,pad=0.08", facecolor=fill, edgecolor="#333333"))
@@ -106,31 +139,41 @@ def one_round(bits: Mapping[int, Mapping[str, int]]) -> Figure:
         ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=16, color=shade, linewidth=2))
 
     down, up, inside = colour("prunefl"), colour("feddip"), "#555555"
-    width = 12 / len(bits)
+    width = 12 / len(clients)
     with plt.rc_context(STYLE | {"axes.grid": False}):
         figure, ax = plt.subplots(figsize=(11, 6), layout="constrained")
         ax.set(xlim=(0, 12), ylim=(0, 7))
         ax.set_axis_off()
         box(0.2, 4.6, 11.6, 2.2, "", "#F4F8FB")
         ax.text(0.3, 6.6, "server", fontweight="bold", va="center")
-        for x, text in zip((0.5, 4.5, 8.5), (
-            "average the uploads\n$\\omega_G = \\sum_n \\rho_n\\,\\omega_n$",
-            "every $R$ rounds, a new mask $m$:\nthe largest $|\\omega_G|$, to sparsity $s_t$",
-            "prune\n$\\omega^{\\prime}_G = m \\odot \\omega_G$",
-        ), strict=True):  # fmt: skip
+        for x, text in zip((0.5, 4.5, 8.5), server, strict=True):
             box(x, 4.9, 3.0, 1.1, text, "#DCE9F2")
         arrow((3.6, 5.45), (4.4, 5.45), inside)
         arrow((7.6, 5.45), (8.4, 5.45), inside)
-        ax.text(11.7, 6.45, "… and sent in the next round", ha="right", color=inside, fontsize=9.5)
-        for i, (n, sent) in enumerate(bits.items()):
+        ax.text(11.7, 6.45, note, ha="right", color=inside, fontsize=9.5)
+        for i, (text, (received, returned)) in enumerate(clients.items()):
             x = i * width + 0.25
-            text = f"client {n}\n$\\omega_n \\leftarrow \\omega_n - \\eta\\,\\nabla f_n(\\omega_n \\odot m)$"
             box(x, 0.75, width - 0.5, 1.2, text, "#FDF0E6")
             arrow((x + 0.25, 4.45), (x + 0.25, 2.1), down)
-            told = f"$\\omega^{{\\prime}}_G$, pruned\n{sent['weights']:,} bits\nmask {sent['mask']:,} bits"
-            ax.text(x + 0.36, 3.65, told, color=down, fontsize=9, va="center")
+            ax.text(x + 0.36, 3.65, received, color=down, fontsize=9, va="center")
             arrow((x + width - 0.75, 2.1), (x + width - 0.75, 4.45), up)
-            told = f"$\\omega_{{{n}}}$, dense\n{sent['upload']:,} bits"
-            ax.text(x + width - 0.86, 2.75, told, color=up, fontsize=9, va="center", ha="right")
+            ax.text(x + width - 0.86, 2.75, returned, color=up, fontsize=9, va="center", ha="right")
         ax.text(6.0, 0.3, "the data never leave the clients", ha="center", color=inside, style="italic", fontsize=9.5)
+    return figure
+
+
+def lesson(plan: Mapping[str, int], breaks: tuple[str, ...] = ()) -> Figure:
+    """A lesson as a bar: one piece per part, as long as its minutes. Breaks are grey."""
+    with plt.rc_context(STYLE | {"axes.grid": False}):
+        figure, ax = plt.subplots(figsize=(11, 3.2), layout="constrained")
+        begin = 0
+        for i, (part, minutes) in enumerate(plan.items()):
+            shade = "#D0D0D0" if part in breaks else ("#DCE9F2", "#FDF0E6")[i % 2]
+            ax.barh(-i, minutes, left=begin, color=shade, edgecolor="#333333", linewidth=0.8)
+            late = begin > sum(plan.values()) / 2
+            x, side = (begin - 1, "right") if late else (begin + minutes + 1, "left")
+            ax.text(x, -i, f"{part}, {minutes} min", ha=side, va="center", fontsize=9.5)
+            begin += minutes
+        ax.set(xlabel="minutes from the start", xlim=(0, begin), yticks=[], xticks=range(0, begin + 1, 10))
+        ax.spines["left"].set_visible(False)
     return figure
