@@ -5,6 +5,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +16,13 @@ from feddip_core.engine import records, sources
 torch.set_num_threads(1)  # as `run` does: small convolutions only lose by more
 
 
+@pytest.hookimpl(tryfirst=True)  # before the slow ones are left out
 def pytest_collection_modifyitems(config, items):
     """Where tests are spread over cores, the slow ones begin: no core waits for another's last one."""
+    for item in items:
+        # Even a narrow ResNet-18 takes a second or two: it has 62 tensors of parameters.
+        if "resnet18" in str(getattr(item, "callspec", SimpleNamespace(params="")).params):
+            item.add_marker("slow")
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 

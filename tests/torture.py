@@ -25,6 +25,7 @@ from test_flower import LIES, spoil
 
 from feddip_core import METHODS, Experiment, run
 from feddip_core.engine.records import folder_of
+from feddip_core.experiment import COMMON, settings_of
 
 JUNK = (None, -1, 0, -0.0, 0.5, 1e39, 10**400, math.nan, math.inf, "", "x", True, [], {}, (1, 2), b"x")
 
@@ -39,7 +40,8 @@ def small(draw: random.Random, **settings) -> Experiment:
         reconfigure_every=draw.randint(1, 3), sparsity_target=draw.uniform(0.5, 0.99), local_epochs=1,
         momentum=draw.choice([0.0, 0.9]), seed=draw.randrange(1000),
     )  # fmt: skip
-    read = Experiment.preset("smoke", method=method).to_dict()
+    free["swap_every"] = 2 * free["reconfigure_every"]
+    read = {"rules", *settings_of(method, free["rules"]), *COMMON}
     known = {k: v for k, v in (free | settings).items() if k in read}
     return Experiment.preset("smoke", method=method, **known)
 

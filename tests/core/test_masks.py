@@ -36,6 +36,7 @@ def test_erk_of_lenet_at_a_half(lenet):
     assert [int(v.sum()) for v in m.values()] == [150, 1259, 20459, 8026, 840]
 
 
+@pytest.mark.slow
 def test_erk_of_alexnet_at_a_half(alexnet):
     s = masks.erk_sparsities(alexnet, 0.5)
     assert list(s.values()) == pytest.approx(ALEXNET_ERK_50, abs=1e-10)

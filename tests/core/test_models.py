@@ -35,6 +35,7 @@ def test_layers_have_the_papers_sizes():
     assert sizes["resnet18"] == [1728, *stages, 51200]
 
 
+@pytest.mark.slow
 def test_resnet_keeps_its_shortcuts_and_norms():
     with torch.device("meta"):
         net = models.build("resnet18", 100)

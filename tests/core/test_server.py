@@ -75,6 +75,7 @@ def test_delta_is_that_of_the_average_before_pruning(tiny, mini):
     assert visited[2][2]["delta"] > 1e-3
 
 
+@pytest.mark.slow
 def test_one_full_batch_of_everyone_is_a_step_of_gradient_descent(tiny, mini):
     exp = tiny("fedavg", clients=4, clients_per_round=4, batch_size=6000, rounds=1, weight_decay=0)
     federation = assemble(exp, mini)

@@ -88,6 +88,7 @@ def test_torch_compile_gives_the_same_up_to_rounding(tiny, mini, half_compile):
     assert differ(compiled, plain) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_compiled_batch_norm_keeps_its_statistics(half_compile):
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(27, 2))
     layout, statistics = Layout.of(net), Layout.of(net).statistics

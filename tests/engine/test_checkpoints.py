@@ -35,7 +35,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(k, marks=pytest.mark.slow) if " with " in k else k for k in CASES])
 def test_a_run_stopped_after_every_round_ends_with_the_same_bits(tiny, tmp_path, case):
     exp = tiny(case.split()[0], **(dict(rounds=4, clients=60) | CASES[case]))
     whole = run(exp)

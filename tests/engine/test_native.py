@@ -174,6 +174,7 @@ def test_without_a_compiler_auto_is_eager_and_says_why(empty_cache, monkeypatch,
         run(tiny(gradient="native"), progress=False)
 
 
+@pytest.mark.slow
 def test_without_avx2_it_has_vectors_of_four(empty_cache, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     net, layout = network(0.5)
@@ -240,6 +241,7 @@ def linked(path, whole):
     path.symlink_to(path.parent.parent / "elsewhere.so")
 
 
+@pytest.mark.slow
 def test_it_is_compiled_once_and_again_if_the_file_is_not_what_was_compiled(empty_cache, monkeypatch):
     net, _ = network(0.2)
     kernel(net)
@@ -353,6 +355,7 @@ def test_large_images_need_no_large_stack():
     assert (g - expected).norm() <= 1e-5 * expected.norm()
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_by_the_other_gradient(empty_cache, monkeypatch, tiny, tmp_path):
     exp = tiny(rounds=2)
     run(exp, out=tmp_path, until=1)

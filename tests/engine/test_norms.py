@@ -13,7 +13,7 @@ from feddip_core.layout import Layout
 @pytest.fixture
 def made(tiny, mini):
     def make(**settings):
-        defaults = dict(model="resnet18", width=0.05, clients=20, partition="pathological")
+        defaults = dict(model="resnet18", width=0.05, clients=20, partition="pathological", batch_size=150)
         return assemble(tiny(**(dict(method="fedavg") | defaults | settings)), mini)
 
     return make
@@ -58,6 +58,7 @@ def test_own_norms_are_counted_like_averaged_ones(made):
         assert (row["downlink_bits"], row["uplink_bits"]) == (dense, dense)
 
 
+@pytest.mark.slow
 def test_frozen_norms_are_those_of_the_first_round(made):
     frozen, averaged = made(batch_norm="frozen"), made()
     first, _ = frozen.round(frozen.start())
@@ -91,6 +92,7 @@ def test_a_group_norm_is_of_a_sample_by_itself():
     assert Layout.of(net).sizes == Layout.of(batch).sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [dict(batch_norm="local"), dict(batch_norm="frozen"), dict(norm="group")])
 def test_a_run_with_them_resumes_to_the_same_bits(tiny, tmp_path, settings):
     exp = tiny(model="resnet18", width=0.05, clients=60, rounds=2, **settings)

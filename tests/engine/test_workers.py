@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -25,10 +26,31 @@ def test_any_number_of_workers_gives_the_same_bits(tiny, settings):
 
 
 @pytest.mark.slow
-def test_a_run_begun_with_one_resumes_with_two(tiny, tmp_path):
-    exp = tiny(rounds=4, clients=60)
-    run(exp, out=tmp_path, until=2)
-    assert same(run(exp), run(exp, out=tmp_path, workers=2))
+def test_a_run_killed_with_its_workers_leaves_nothing_behind_and_resumes_with_one(tiny, tmp_path):
+    exp, read = tiny(rounds=4, clients=60), os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=killed, args=(exp, tmp_path, read[1]))
+    process.start()
+    os.close(read[1])
+    with os.fdopen(read[0], "rb") as said:
+        said.read()  # until the last worker, which has it as its stderr, is gone too
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert same(run(exp, out=tmp_path / "runs"), run(exp))
+
+
+def killed(exp, folder, pipe):
+    """A run with two workers that kills itself after its second round, when both have trained."""
+    os.dup2(pipe, 2)
+    os.close(pipe)
+    (folder / "temporary").mkdir()
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "temporary")
+
+    def last(row):
+        if row["round"] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run(exp, out=folder / "runs", workers=2, on_round=last)
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ SWAP = dict(method="feddip_swap", reconfigure_every=1, swap_every=2, adjust_unti
     (SWAP, {2: 0.5236068, 4: 0.0763932}), (SWAP | dict(mask_score="lamp", prune_end=4), {2: 0.5236068, 4: 0.0763932}),
 ], ids=["plain", "lamp", "swaps", "swaps, lamp"])  # fmt: skip
 def test_the_algorithm_transcribed_naively_agrees(tiny, mini, double_precision, settings, swap_at):
-    exp = tiny(width=0.25, clients=400, batch_size=8, **settings)
+    exp = tiny(width=0.1, clients=400, batch_size=8, **settings)
     fast = list(states(exp, mini))
     federation = fast[0][0]
     names = list(federation.clients.layout.prunable)
