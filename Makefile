@@ -5,6 +5,7 @@
 # make lab         JupyterLab, with the page to start from
 # make benchmark   a round against a bare PyTorch loop; workers, start-up, growth, sparsity, a thousand clients on Flower;
 #                    results in outputs/benchmarks
+# make benchmark-inference   sparse models against dense ones: PyTorch, ONNX Runtime, C; one thread, four minutes
 # make benchmark-flower   a round against one of Flower's simulation with plain PyTorch clients
 # make benchmark-scale    what the paper's three experiments take: an hour or more, one full-size round of each
 # make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
@@ -39,7 +40,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce lint check test torture lab benchmark benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site notebooks lock clean
+.PHONY: reproduce lint check test torture lab benchmark benchmark-inference benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site notebooks lock clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -74,6 +75,9 @@ runs: $(INSTALLED)
 
 benchmark-scale: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark_scale.py
+
+benchmark-inference: $(INSTALLED)
+	$(BIN)/python tests/benchmarks/benchmark_inference.py
 
 benchmark-flower: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark_flower.py
