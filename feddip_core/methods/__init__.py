@@ -1,4 +1,4 @@
-"""The methods, one file each, and the one place where they are registered."""
+"""The methods, one file each, registered here."""
 
 from ..client import Clients
 from ..experiment import METHODS, Experiment
@@ -28,7 +28,7 @@ PruneTrain.released, FedDST.released = baselines.ReleasedPruneTrain, baselines.R
 
 
 def method_of(exp: Experiment, clients: Clients) -> Method:
-    """The method of an experiment: its class, with what its switches and sixteen bits change put before it."""
+    """An experiment's method: its class, with mixins for its switches and for 16-bit values."""
     cls = exp.method_class
     mixins = [mixin for k, (_, values) in cls.switches.items() if (mixin := values[getattr(exp, k)])]
     mixins = [SixteenBits, *mixins] if exp.value_bits == 16 else mixins

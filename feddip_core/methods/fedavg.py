@@ -10,7 +10,7 @@ from ..client import Term, add_proximal_
 from ..method import Method
 from ..settings import Setting, real
 
-PROX_MU = real(0.01, 0, math.inf, "μ, of the proximal term")
+PROX_MU = real(0.01, 0, math.inf, "μ, weight of the proximal term")
 
 
 class FedAvg(Method):
@@ -20,7 +20,7 @@ class FedAvg(Method):
 
 
 class FedProx(FedAvg):
-    """FedAvg, with each client held near the model that it was sent."""
+    """FedAvg with a proximal term that holds each client near the model it received."""
 
     name, label, colour, line = "fedprox", "FedProx", "#888888", ":"
     settings: ClassVar[dict[str, Setting]] = dict(prox_mu=PROX_MU)
@@ -30,5 +30,5 @@ class FedProx(FedAvg):
 
 
 def proximal(mu: float, start: Tensor) -> list[Term]:
-    """(μ/2) ‖u − start‖², as a term of the objective; none if μ is 0."""
+    """(μ/2) ‖u − start‖² as a term of the objective; empty if μ is 0."""
     return [partial(add_proximal_, anchor=start, mu=mu)] if mu else []

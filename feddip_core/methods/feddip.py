@@ -1,4 +1,4 @@
-"""FedDIP (Long et al., 2023), and what is left of it without its parts: FedDP, DPF; and with a proximal term."""
+"""FedDIP (Long et al., 2023), its ablations FedDP and DPF, and FedDIP with a proximal term."""
 
 import math
 from functools import partial
@@ -19,24 +19,24 @@ SCHEDULE: dict[str, Setting] = dict(
     reconfigure_every=whole(5, 1, "R, rounds from one mask to the next"),
 )
 PENALTY: dict[str, Setting] = dict(
-    lambda_max=real(None, 0, math.inf, "λ_max, of the group penalty"),
+    lambda_max=real(None, 0, math.inf, "λ_max, final weight of the group penalty"),
     lambda_steps=whole(10, 1, "Q, steps in which the penalty grows"),
 )
 
 
 class FedDP(Method):
-    """An ERK mask first, then every R rounds the largest weights of the average, ever fewer of them."""
+    """Start from an ERK mask; every R rounds keep the largest weights of the average, fewer each time."""
 
     name, label, colour, line = "feddp", "FedDP", "#56B4E9", "-."
     settings: ClassVar[dict[str, Setting]] = SCHEDULE | dict(
-        sparse_uplink=flag(False, "whether pruned weights travel back only in rounds whose server reads them")
+        sparse_uplink=flag(False, "upload pruned weights only in rounds in which the server reads them")
     )
 
     @classmethod
     def check(cls, exp) -> None:
         super().check(exp)
         if exp.sparse_uplink and exp.clip_norm:
-            reason = "clip_norm limits the length of an update with its pruned weights"
+            reason = "clip_norm needs the pruned weights to measure an update's length"
             raise ValueError(f"sparse_uplink: True is not allowed; {reason}")
 
     def first_mask(self, w):
@@ -47,21 +47,21 @@ class FedDP(Method):
         return m if tau is None else self.choose(w, m, self.sparsity(tau))
 
     def choose(self, w, m, s):
-        """The largest |w| over all layers together; among them may be weights that were pruned before."""
+        """The largest |w| over all layers together; pruned weights may return."""
         return None if s == 0 else masks.magnitude_mask(w, s)
 
     def feeds_back(self, state):
-        # A client's steps never read a pruned weight, and its next round starts it from zero: without feedback the
-        # kept weights have the same bits, in every round whose server reads no others.
+        # A client's steps never read a pruned weight, and the next round starts it from zero. So in rounds in which
+        # the server reads only kept weights, these have the same bits without feedback.
         return self.feedback and (not self.exp.sparse_uplink or state.m is None or self.reads_pruned(state.t))
 
     def reads_pruned(self, t: int) -> bool:
-        """Whether the server looks at pruned weights after round t: when it chooses a mask."""
+        """Whether the server reads pruned weights after round t: it does when it chooses a mask."""
         return self.tau(t) is not None
 
 
 class DPF(FedDP):
-    """FedDP from a dense start (Lin et al., 2020, federated)."""
+    """FedDP from a dense start (Lin et al., 2020, made federated)."""
 
     name, label, colour, line = "dpf", "DPF", "#009E73", ":"
     settings: ClassVar[dict[str, Setting]] = {k: v for k, v in FedDP.settings.items() if k != "sparsity_initial"}
@@ -74,7 +74,7 @@ class DPF(FedDP):
 
 
 class FedDIP(FedDP):
-    """FedDP under a penalty on the norm of each layer, which grows in Q steps (Eq. 8 and 9)."""
+    """FedDP with a penalty on each layer's norm that grows in Q steps (Eq. 8 and 9)."""
 
     name, label, colour, line = "feddip", "FedDIP", "#D55E00", "-"
     settings: ClassVar[dict[str, Setting]] = FedDP.settings | PENALTY
@@ -89,7 +89,7 @@ class FedDIP(FedDP):
 
 
 class FedDIPProx(FedDIP):
-    """FedDIP, with each client held near the pruned model that it was sent."""
+    """FedDIP with a proximal term that holds each client near the pruned model it received."""
 
     name, label, colour, line = "feddip_prox", "FedDIP+Prox", "#CC79A7", "--"
     settings: ClassVar[dict[str, Setting]] = FedDIP.settings | dict(prox_mu=PROX_MU)

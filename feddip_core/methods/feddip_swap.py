@@ -1,7 +1,7 @@
-"""FedDIP-Swap: gradual pruning, and now and then a round of FedDIP's feedback that says which pruned weights to try.
+"""FedDIP-Swap: gradual pruning, plus occasional rounds of FedDIP's feedback that tell which pruned weights to try.
 
-In such a round a pruned weight, started at zero, ends where the clients' gradients push it. That is tiny beside a
-trained weight, so it is ranked among the pruned alone, as RigL ranks the gradients of one batch.
+In such a round a pruned weight starts at zero and moves where the clients' gradients push it. It stays tiny compared to
+a trained weight, so it competes only with other pruned weights, as RigL ranks the gradients of one batch.
 """
 
 from typing import Any, ClassVar
@@ -13,16 +13,16 @@ from .fedgmp import FedGMP
 
 
 class FedDIPSwap(FedGMP):
-    """FedGMP; every few rounds some of the smallest weights go, and as many that feedback has moved furthest return.
+    """FedGMP with swaps: every few rounds the smallest weights make room for the pruned ones that moved furthest.
 
-    In these rounds alone pruned weights move and travel back.
+    Pruned weights move and are uploaded only in these rounds.
     """
 
     name, label, colour, line = "feddip_swap", "FedDIP-Swap", "#882255", "-"
     settings: ClassVar[dict[str, Setting]] = FedGMP.settings | dict(
-        swap_every=whole(20, 1, "rounds from one swap to the next, a multiple of R"),
-        adjust_alpha=real(0.3, 0, 1, "α, share of the kept weights that are replaced at first"),
-        adjust_until=whole(None, 1, "T_e, the round before which swaps end; by default 0.8 T"),
+        swap_every=whole(20, 1, "rounds between swaps, a multiple of R"),
+        adjust_alpha=real(0.3, 0, 1, "α, initial share of the kept weights to replace"),
+        adjust_until=whole(None, 1, "T_e, the last swap comes before this round; default 0.8 T"),
     )
     smoke: ClassVar[dict[str, Any]] = dict(swap_every=4)
 
@@ -40,7 +40,7 @@ class FedDIPSwap(FedGMP):
     def fraction(self, t: int) -> float:
         """a_τ = α/2 · (1 + cos(πτ/T_e)) if weights are swapped after round t, else 0."""
         exp, tau = self.exp, t + 1
-        # From T_e on the cosine would rise again.
+        # After T_e the cosine would rise again.
         swaps = tau % exp.swap_every == 0 and tau < exp.adjust_until
         return regrowth_fraction_at(tau, T=exp.adjust_until, alpha=exp.adjust_alpha) if swaps else 0.0
 
@@ -54,14 +54,14 @@ class FedDIPSwap(FedGMP):
         alive = self.layout.prune(w, state.m)
         keep = n_w - round(self.sparsity(state.t + 1) * n_w)
         score, moved = self.score(self.layout.weights(alive)), self.layout.weights(w)
-        # What comes back starts from zero: how far it has moved only says that it is worth a try.
+        # A returning weight starts from zero: its movement only shows that it is worth a try.
         return alive, swapped(score, moved, state.m, keep, self.fraction(state.t)), {}
 
 
 def swapped(score: Weights, moved: Weights, m: Mask, keep: int, fraction: float) -> Mask:
-    """Of `keep` weights ⌊a · keep⌋ are new: those that the mask had pruned and that moved furthest.
+    """⌊a · keep⌋ of the `keep` weights are new: the pruned ones that moved furthest.
 
-    The others are those of the mask with the largest |score|, over all layers together.
+    The others are the mask's weights with the largest |score|, over all layers together.
     """
     old = flat({k: m[k] for k in score})
     new = min(int(fraction * keep), int((~old).sum()))

@@ -1,4 +1,4 @@
-"""FedDST (Bibikar et al., 2022): a sparse model from the start, whose clients now and then try other weights."""
+"""FedDST (Bibikar et al., 2022): sparse from the start; every few rounds the clients try other weights."""
 
 import math
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ class FedDST(Method):
     name, label, colour, line = "feddst", "FedDST", "#661100", "-."
     settings: ClassVar[dict[str, Setting]] = dict(
         sparsity_target=SPARSITY_TARGET,
-        reconfigure_every=whole(20, 1, "R, rounds from one readjustment to the next"),
-        adjust_alpha=real(0.5, 0, 1, "α, share of the weights that are replaced at first"),
+        reconfigure_every=whole(20, 1, "R, rounds between readjustments"),
+        adjust_alpha=real(0.5, 0, 1, "α, initial share of the weights to replace"),
     )
     smoke: ClassVar[dict[str, Any]] = dict(reconfigure_every=4)
     feedback = False
@@ -49,36 +49,36 @@ class FedDST(Method):
         # Each weight is averaged over the clients that hold it.
         coverage = average.mean["mask"]
         w = torch.where(coverage > 0, w / coverage.clamp_min(torch.finfo(w.dtype).tiny), 0)
-        # A weight that has just been brought back is 0 like one that nobody holds: the votes tell them apart.
+        # A weight that has just returned is 0, like one that nobody holds: the votes tell them apart.
         counts, votes = {k: int(v.sum()) for k, v in m.items()}, self.layout.weights(coverage)
         return w, layer_mask(self.layout.weights(w), counts, votes), {}
 
     def upload(self, state, n):
-        """The kept weights; in a readjusting round the client's mask beside them."""
+        """The kept weights, and in a readjusting round the client's mask too."""
         plain = super().upload(state, n)
         return plain.plus({"mask": MASK}) if self.readjusts(state) else plain
 
 
 def regrowth_fraction_at(t: int, T: int, alpha: float) -> float:
-    """a_t = α/2 · (1 + cos(πt/T)), the share of a layer's weights that is replaced."""
+    """a_t = α/2 · (1 + cos(πt/T)), the share of a layer's weights to replace."""
     return alpha / 2 * (1 + math.cos(math.pi * t / T))
 
 
 def layer_mask(w: Weights, keep: Mapping[str, int], votes: Weights | None = None) -> Mask:
-    """Keep the `keep[l]` largest |w| of each layer l; among equals those with fewer votes go, then the first."""
+    """Keep the `keep[l]` largest |w| of each layer l; ties drop those with fewer votes, then the first."""
     return {k: largest(v.abs(), keep[k], None if votes is None else votes[k]) for k, v in w.items()}
 
 
 def drop_and_regrow(w: Weights, g: Weights, m: Mask, fraction: float) -> tuple[Mask, Mask]:
-    """Drop ⌈a · active⌉ smallest |w| of each layer, and bring back as many where |g| is largest.
+    """Drop the ⌈a · active⌉ smallest |w| of each layer, and regrow as many where |g| is largest.
 
-    Returns what stays, and what stays or is new. A weight may be dropped and be new at once: it starts from zero.
+    Returns two masks: what stays, and what stays or regrows. A dropped weight may regrow at once, from zero.
     """
     stays, new = {}, {}
     for k, v in w.items():
         active = int(m[k].sum())
         dropped = math.ceil(fraction * active)
-        # What is not active cannot be among the largest, nor what stays active among the regrown.
+        # −1 excludes inactive weights from the largest, and weights that stay from the regrown.
         stays[k] = largest(v.abs().masked_fill(~m[k], -1), active - dropped)
         new[k] = stays[k] | largest(g[k].abs().masked_fill(stays[k], -1), dropped)
     return stays, new

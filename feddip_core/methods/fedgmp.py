@@ -1,4 +1,4 @@
-"""FedGMP: gradual magnitude pruning (Zhu and Gupta, 2018), federated. It starts dense, and stops pruning early."""
+"""FedGMP: gradual magnitude pruning (Zhu and Gupta, 2018), federated. It starts dense and stops pruning early."""
 
 from typing import Any, ClassVar
 
@@ -12,10 +12,10 @@ from .feddip import SCHEDULE, SPARSITY_TARGET
 
 
 class FedGMP(Method):
-    """Every R rounds the smallest of the kept weights go, from round b to round e; then the sparse network recovers.
+    """From round b to round e, prune the smallest kept weights every R rounds; then the sparse network recovers.
 
-    A pruned weight stays at zero, so kept weights are all that travels. The first multiple of R from e on has the
-    target sparsity.
+    A pruned weight stays at zero, so only kept weights travel. The first multiple of R from e on has the target
+    sparsity.
     """
 
     name, label, colour, line = "fedgmp", "FedGMP", "#332288", "-"
@@ -23,8 +23,8 @@ class FedGMP(Method):
         sparsity_target=SPARSITY_TARGET,
         reconfigure_every=SCHEDULE["reconfigure_every"],
         prune_begin=whole(0, 0, "b, the round after which pruning begins"),
-        prune_end=whole(None, 1, "e, the round at which the target is reached; by default 0.6 T"),
-        mask_score=choice("magnitude", ("magnitude", "lamp"), "by what a weight is kept: |w|, or LAMP's score"),
+        prune_end=whole(None, 1, "e, the round at which the target is reached; default 0.6 T"),
+        mask_score=choice("magnitude", ("magnitude", "lamp"), "how weights are ranked: by |w| or by LAMP's score"),
     )
     feedback = False
 
@@ -54,7 +54,7 @@ class FedGMP(Method):
         return m if s == 0 else magnitude_mask(self.score(w), s, within=m)
 
     def score(self, w: Weights) -> Weights:
-        """By what weights are ranked, over all layers together."""
+        """The score that ranks weights, over all layers together."""
         return lamp_scores(w) if self.exp.mask_score == "lamp" else w
 
 
@@ -66,7 +66,7 @@ def lamp_scores(w: Weights) -> Weights:
     scores = {}
     for k, v in w.items():
         squares, order = v.detach().double().flatten().square().sort(stable=True)
-        # Summed from the smallest of the rest upwards; in a layer of zeros 0 / 0 counts as 0.
+        # The sum of all squares that are no smaller; in a layer of zeros 0 / 0 counts as 0.
         rest = squares.flip(0).cumsum(0).flip(0).clamp_min(torch.finfo(squares.dtype).tiny)
         scores[k] = torch.empty_like(squares).scatter_(0, order, squares / rest).view(v.shape)
     return scores

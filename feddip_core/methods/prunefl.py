@@ -1,4 +1,4 @@
-"""PruneFL (Jiang et al., 2022): weights earn their place by squared gradient for the time that they cost."""
+"""PruneFL (Jiang et al., 2022): keep the weights with the largest squared gradient per unit of time they cost."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -18,12 +18,12 @@ from ..state import State, Tensors
 from ..streams import global_stream
 from .feddip import SCHEDULE
 
-SECONDS_PER_USE = 1e-3  # of a multiply-add, where sending a weight takes 1: a slow link
-PASSES, MOST_PASSES, BATCHES = 50, 1000, 10  # of the one client that finds the first mask
+SECONDS_PER_USE = 1e-3  # per multiply-add, if sending a weight takes 1 second: a slow link
+PASSES, MOST_PASSES, BATCHES = 50, 1000, 10  # for the one client that finds the first mask
 
 
 class Prunable(Form):
-    """The prunable weights alone, kept or not; the others are zero on arrival."""
+    """Only the prunable weights, kept or not; all others arrive as zero."""
 
     def count(self, layout, kept):
         return layout.prunable_size
@@ -42,9 +42,7 @@ class PruneFL(Method):
     """One client finds the first mask; every R rounds the mask follows the squared gradients since the last one."""
 
     name, label, colour, line = "prunefl", "PruneFL", "#0072B2", "-."
-    settings: ClassVar[dict[str, Setting]] = SCHEDULE | dict(
-        reconfigure_every=whole(20, 1, "R, rounds from one mask to the next")
-    )
+    settings: ClassVar[dict[str, Setting]] = SCHEDULE | dict(reconfigure_every=whole(20, 1, "R, rounds between masks"))
     smoke: ClassVar[dict[str, Any]] = dict(reconfigure_every=4)
     feedback = False
     questions: ClassVar[dict[str, dict[str, Form]]] = {"find_mask": {"w": DENSE, "mask": MASK}}
@@ -60,14 +58,14 @@ class PruneFL(Method):
         return w, masks.magnitude_mask(self.layout.weights(w), s) if self.exp.sparsity_target else None, {}
 
     def find_mask(self, n: int, w: Tensor) -> Tensors:
-        """At client n: weights that it has trained by itself, and the mask that it has found."""
+        """At client n: the weights it trained alone, and the mask it found."""
         with global_stream(self.clients.device, self.exp.seed, "prunefl"):
             w, m = self.found(n, w.clone())
         return {"w": w, "mask": self.layout.flat_mask(m, like=w)}
 
     def found(self, n: int, w: Tensor) -> tuple[Tensor, Mask]:
         """The client trains on ten batches and prunes every 50 passes, by at most 30 %, until s_0 is reached."""
-        # Differs from PruneFL, which stops when five densities in a row change little: here the density is given.
+        # Differs from PruneFL, which stops once five densities in a row change little: here the density is given.
         batches = list(islice(self.clients.batches(n, 0, "prunefl"), BATCHES))
         m, goal, passes = self.layout.full_mask(None, self.clients.device), self.keep(self.exp.sparsity_initial), 0
         while masks.kept(m) > goal or passes == 0:
@@ -84,7 +82,7 @@ class PruneFL(Method):
 
     @torch.no_grad()
     def accuracy(self, w: Tensor, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
-        """Of these weights on these batches, in training mode, as they were trained."""
+        """Accuracy of these weights on these batches, in training mode."""
         clients = self.clients
         tensors = self.layout.views(w) | clients.buffers(clients.first_statistics.clone())
         right = [(functional_call(clients.net.train(), tensors, (x,)).argmax(1) == y).double() for x, y in batches]
@@ -92,7 +90,7 @@ class PruneFL(Method):
 
     @torch.no_grad()
     def outputs(self, x: Tensor) -> int:
-        """How many classes the network tells apart."""
+        """The network's number of classes."""
         return self.clients.net.eval()(x[:1]).shape[1]
 
     def terms(self, t, start):
@@ -102,7 +100,7 @@ class PruneFL(Method):
         return upload if m is None else upload.plus(g2=self.of_prunable(terms[0].total.square()))
 
     def of_prunable(self, v: Tensor) -> Tensor:
-        """The vector with zeros where nothing is ever pruned: that part decides nothing, and does not travel."""
+        """The vector with zeros outside the prunable weights: that part affects no decision and does not travel."""
         return PRUNABLE.unpack(self.layout, PRUNABLE.pack(self.layout, v, None), None)
 
     def next(self, average, state):
@@ -126,7 +124,7 @@ class PruneFL(Method):
         return self.layout.prunable_size - round(s * self.layout.prunable_size)
 
     def upload(self, state: State, n: int) -> Payload:
-        """The kept weights, and a squared gradient for each prunable weight, which the server adds up."""
+        """The kept weights, and one squared gradient per prunable weight, which the server sums."""
         plain = super().upload(state, n)
         return plain if state.m is None else plain.plus({"g2": PRUNABLE})
 
@@ -135,7 +133,7 @@ PRUNABLE = Prunable()
 
 
 class Summed:
-    """A term that adds nothing and sums the gradients that pass, or keeps the last."""
+    """A term that leaves the gradient unchanged and records it: the sum, or only the last."""
 
     def __init__(self, like: Tensor, last_only: bool = False):
         self.total, self.keep = torch.zeros_like(like), 0.0 if last_only else 1.0
@@ -145,12 +143,12 @@ class Summed:
 
 
 def prunefl_mask(w: Weights, value: Weights, m: Mask, keep: int, drop: float) -> Mask:
-    """Each layer keeps the largest (1 − d) of its active |w|; the rest of `keep` goes to the largest value."""
+    """Each layer keeps the largest (1 − d) of its active |w|; the largest values fill the rest of `keep`."""
     safe = {}
     for k, v in w.items():
         active = int(m[k].sum())
         safe[k] = largest(v.abs().masked_fill(~m[k], -1), active - int(drop * active))
-    # `keep` has the last word: a keep-set that is too large loses its smallest weights, whatever their layer.
+    # `keep` is exact: if the safe weights are too many, the smallest of them go, whatever their layer.
     safe_flat = flat(safe)
     order = torch.where(safe_flat, torch.inf, flat(value))
     if int(safe_flat.sum()) > keep:
@@ -165,15 +163,15 @@ def uses_of(net: nn.Module, x: Tensor) -> dict[str, int]:
 
 
 def positions(net: nn.Module, x: Tensor) -> dict[str, int]:
-    """How often one sample, x, uses each parameter of the layers that can be pruned."""
+    """How often one sample, x, uses each parameter of the prunable layers."""
     counts: dict[str, int] = {}
     names = {v: k for k, v in net.named_modules() if isinstance(v, LAYERS)}
 
     def count(module, inputs, output):
-        # Once per position: of a sequence, of an image that comes out, of one that goes into a transposed convolution.
+        # Once per position: of a sequence, of an output image, or of a transposed convolution's input image.
         transposed = getattr(module, "transposed", False)
         values = inputs if transposed else output
-        while isinstance(values, tuple):  # an LSTM gives its state too
+        while isinstance(values, tuple):  # an LSTM returns its state too
             values = values[0]
         uses = values.numel() // getattr(module, "in_channels" if transposed else "out_channels", values.shape[-1])
         for k, _ in module.named_parameters(prefix=names[module]):  # attention's output layer is never called itself

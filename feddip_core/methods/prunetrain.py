@@ -1,4 +1,4 @@
-"""PruneTrain (Lym et al., 2019), federated: a penalty on every channel; one that it pushes to zero is removed."""
+"""PruneTrain (Lym et al., 2019), federated: a penalty on every channel; channels pushed to zero are removed."""
 
 import math
 import operator
@@ -17,22 +17,22 @@ from ..masks import Mask, Weights
 from ..method import Method
 from ..settings import Setting, real, whole
 
-# Where two streams of channels meet, as functions and as a tensor's methods.
+# Operations that join two streams of channels, as functions and as tensor methods.
 SUMS = (
     operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul,
     torch.add, torch.sub, torch.mul, "add", "add_", "sub", "sub_", "mul", "mul_",
 )  # fmt: skip
 
-CHANNELLED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # what comes out along axis 0, what goes in along axis 1
+CHANNELLED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # outputs along axis 0, inputs along axis 1
 
 
 @dataclass(frozen=True)
 class Structure:
-    """How a network's prunable layers hang together."""
+    """How a network's prunable layers are connected."""
 
-    first: tuple[str, ...]  # those that read the input: no channel of it can go
-    last: tuple[str, ...]  # those that write the output
-    streams: tuple[tuple[str, ...], ...]  # those that write into one sum: an output channel goes in all or in none
+    first: tuple[str, ...]  # layers that read the network's input, whose channels all stay
+    last: tuple[str, ...]  # layers that write the network's output
+    streams: tuple[tuple[str, ...], ...]  # layers that write into one sum: they lose an output channel together
 
     @classmethod
     def of(cls, net: nn.Module, prunable: Sequence[str]) -> "Structure":
@@ -41,16 +41,16 @@ class Structure:
             graph = fx.symbolic_trace(net).graph
         except Exception as error:  # control flow that depends on values, in whatever way it fails
             raise ValueError(
-                f"method: 'prunetrain' is not allowed; it must know how the layers of {type(net).__name__} hang "
-                f"together, and the network cannot be traced ({str(error).splitlines()[0]})"
+                f"method: 'prunetrain' is not allowed; it must know how the layers of {type(net).__name__} are "
+                f"connected, but the network cannot be traced ({str(error).splitlines()[0]})"
             ) from error
         called = {node.target for node in graph.nodes if node.op == "call_module"}
         layers = {k for k, v in net.named_modules() if isinstance(v, CHANNELLED) and k in called}
         if inside := [k for k in prunable if k.rpartition(".")[0] not in layers]:
-            knows = "it can follow the channels of convolutions and linear layers that the network calls"
+            knows = "it needs convolutions and linear layers that the network calls directly"
             advice = f"list the layer of {inside[0]!r} in the network's `exempt`"
             raise ValueError(f"method: 'prunetrain' is not allowed; {knows}; {advice}")
-        writers: dict[Any, frozenset[str]] = {}  # of each value, the layers that have written its channels
+        writers: dict[Any, frozenset[str]] = {}  # per value, the layers that wrote its channels
         first, last, sums = [], frozenset[str](), list[frozenset[str]]()
         for node in graph.nodes:
             sources = [writers[source] for source in node.all_input_nodes]
@@ -62,14 +62,14 @@ class Structure:
             if node.target in SUMS and len(sources) > 1:
                 sums.append(writers[node])
             last = writers[node] if node.op == "output" else last
-        # Layers that are never pruned write too, but with a say in it no channel would ever go.
+        # Ignore layers that are never pruned: if they counted, no channel would ever be removed.
         own = [tuple(k for k in prunable if k in group) for group in _joined(sums)]
         reading, writing = (tuple(k for k in prunable if k in side) for side in (first, last))
         return cls(reading, writing, tuple(group for group in own if len(group) > 1))
 
 
 def _joined(groups: Sequence[frozenset[str]]) -> list[frozenset[str]]:
-    """Groups that share a layer, as one."""
+    """Merge groups that share a layer."""
     joined: list[frozenset[str]] = []
     for group in groups:
         touching = [other for other in joined if other & group]
@@ -78,7 +78,7 @@ def _joined(groups: Sequence[frozenset[str]]) -> list[frozenset[str]]:
 
 
 class Channels(Form):
-    """A mask of whole channels: one bit per output channel that can go and one per input channel."""
+    """A mask of whole channels: one bit per removable output channel and one per removable input channel."""
 
     bits_each = 1
 
@@ -107,13 +107,13 @@ class Channels(Form):
 
 
 class PruneTrain(Method):
-    """Its sparsity is not controlled: a channel whose largest weight falls below the threshold goes."""
+    """Remove each channel whose largest weight falls below a threshold; the sparsity is not controlled."""
 
     name, label, colour, line = "prunetrain", "PruneTrain", "#A89B00", ":"
     settings: ClassVar[dict[str, Setting]] = dict(
-        # The paper searches it on a grid of 1e-1 … 1e-5.
+        # The paper searches a grid of 1e-1 … 1e-5.
         lambda_max=real(1e-4, 0, math.inf, "the penalty's constant weight"),
-        reconfigure_every=whole(1, 1, "R, rounds from one look at the channels to the next"),
+        reconfigure_every=whole(1, 1, "R, rounds between checks of the channels"),
         prunetrain_threshold=real(1e-4, 0, math.inf, "largest |w| below which a channel is removed"),
     )
     smoke: ClassVar[dict[str, Any]] = dict(reconfigure_every=1)
@@ -149,7 +149,7 @@ def add_channel_penalty_(
 ) -> None:
     """g ← g + λ ∇(Σ ‖output channel‖₂ + Σ ‖input channel‖₂), each norm √(Σw² + ε), over the prunable layers.
 
-    Layers that read the network's input have no input groups, those that write its output no output groups.
+    Layers that read the network's input have no input groups; layers that write its output have no output groups.
     """
     weights, into = layout.weights(u), layout.weights(g)
     for k, v in weights.items():
@@ -166,7 +166,7 @@ def channel_norms(v: Tensor, axis: int, eps: float = 0.0) -> Tensor:
 
 
 def channel_mask(w: Weights, m: Mask, threshold: float, structure: Structure) -> Mask:
-    """A channel whose largest |w| is below the threshold goes, but no output of the network and no input of it.
+    """Remove channels whose largest |w| is below the threshold, except the network's inputs and outputs.
 
     Layers that write into one sum lose an output channel together or not at all.
     """

@@ -1,6 +1,6 @@
-"""`value_bits=16`, for every method: prunable weights travel as float16, both ways. All else keeps its 32 bits.
+"""`value_bits=16`, for every method: prunable weights travel as float16 in both directions. All else keeps 32 bits.
 
-Rounding is part of the algorithm. A client rounds what it uploads, the server what it keeps for the next round.
+Rounding is part of the algorithm: clients round what they upload, the server what it keeps for the next round.
 """
 
 import torch
@@ -13,7 +13,7 @@ LARGEST = torch.finfo(torch.float16).max
 
 
 class Half(Form):
-    """What another form sends, its prunable weights as float16. Other numbers go first, as two words of 16 bits."""
+    """Another form with its prunable weights as float16. Other numbers come first, as two 16-bit words each."""
 
     bits_each = 16
 
@@ -36,7 +36,7 @@ class Half(Form):
         return self.form.unpack(layout, numbers, m)
 
     def _weights(self, layout, m, device) -> Tensor:
-        """Of the numbers that the form sends, which are prunable weights."""
+        """Which of the numbers that the form sends are prunable weights."""
         prunable = torch.zeros(layout.size, device=device)
         for layer in layout.layers:
             prunable[layer] = 1
@@ -44,12 +44,12 @@ class Half(Form):
 
 
 def halved(payload: Payload) -> Payload:
-    """The same with weights as float16."""
+    """The payload with its weights as float16."""
     return payload.plus({"w": Half(payload.parts["w"])})
 
 
 class SixteenBits(Method):
-    """To put before any method."""
+    """A mixin for any method."""
 
     def remembered(self, w, m):
         return self.rounded(super().remembered(w, m), "the server's average")
@@ -70,7 +70,7 @@ class SixteenBits(Method):
         for v in self.layout.weights(w).values():
             largest = float(v[v.isfinite()].abs().amax()) if v.isfinite().any() else 0.0
             if largest > LARGEST:
-                has = f"{whose} has a weight of {largest:g}, and the largest float16 is {LARGEST:g}"
+                has = f"{whose} has a weight of {largest:g}, but the largest float16 is {LARGEST:g}"
                 raise ValueError(f"value_bits: 16 is not allowed here; {has}")
             v.copy_(v.half())
         return w

@@ -1,4 +1,4 @@
-"""SNIP (Lee et al., 2019), federated: one mask before training, by how much the loss feels each weight."""
+"""SNIP (Lee et al., 2019), federated: one mask before training, from each weight's effect on the loss."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from .feddip import SPARSITY_TARGET
 
 
 class Snip(Method):
-    """One mask before training; then FedAvg on what is left."""
+    """Choose one mask before training; then run FedAvg on the kept weights."""
 
     name, label, colour, line = "snip", "SNIP", "#E69F00", "--"
     settings: ClassVar[dict[str, Setting]] = dict(sparsity_target=SPARSITY_TARGET)
@@ -26,7 +26,7 @@ class Snip(Method):
 
     @classmethod
     def defaults(cls, model, dataset, rounds) -> dict[str, Any]:
-        return {"sparsity_target": 0.8} if model == "alexnet" else {}  # at 0.9 it diverges, says the paper
+        return {"sparsity_target": 0.8} if model == "alexnet" else {}  # the paper says that it diverges at 0.9
 
     def start(self, w, ask):
         if self.exp.sparsity_target == 0:
@@ -37,11 +37,11 @@ class Snip(Method):
         return w, self.mask(w) if self.exp.sparsity_target else None, {}
 
     def mask(self, score: Tensor) -> Mask:
-        """The weights of the largest |score|."""
+        """Keep the weights with the largest |score|."""
         return masks.magnitude_mask(self.layout.weights(score), self.exp.sparsity_target)
 
     def score(self, w: Tensor, ask: Ask) -> Tensor:
-        """∂CE/∂c at c = 1 for weights c ⊙ w, that is g ⊙ w, on one batch of each of the first round's K clients."""
+        """∂CE/∂c at c = 1 for weights c ⊙ w, that is g ⊙ w, averaged over one batch per client of the first round."""
         answers = ask(None, "sensitivity", w=w)
         return sum(answer["g"] for answer in answers.values()) / len(answers) * w
 

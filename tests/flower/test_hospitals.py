@@ -121,7 +121,7 @@ def test_settings_that_do_not_go_together_are_refused(changes, message):
 @pytest.mark.parametrize("settings, message", [
     (dict(dataset="nowhere:samples"), "dataset: 'nowhere:samples' is not allowed; it cannot be imported"),
     (dict(dataset=f"{HERE}:patients"), f"dataset: '{HERE}:patients' .* cannot be imported"),
-    (dict(dataset=f"{HERE}:FEATURES"), "is not a function"),
+    (dict(dataset=f"{HERE}:FEATURES"), "must be a function"),
     (dict(model="nowhere:network"), "model: 'nowhere:network' is not allowed; it cannot be imported"),
     (dict(model="test_hospitals:no_network"), "it must return an nn.Module with a prunable layer"),
     (dict(model="test_hospitals:nothing_to_prune"), "it must return an nn.Module with a prunable layer"),
@@ -151,7 +151,7 @@ GOOD = torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)
     ((GOOD[0], GOOD[1] - 1), r"\(2\): y is \S+ of shape .* it must hold one label"),
     ((GOOD[0], GOOD[1].float()), r"\(2\): y is \S+ of shape .* it must hold one label"),
     ((GOOD[0], GOOD[1] + 0j), r"\(2\): y is complex64 of shape"),
-    ((GOOD[0], GOOD[1] + 10**12), r"\(2\): y holds the label 1000000000000; it must be below 1,000,000"),
+    ((GOOD[0], GOOD[1] + 10**12), r"\(2\): y contains the label 1000000000000; it must be below 1,000,000"),
     ((GOOD[0], GOOD[1].bfloat16()), r"\(2\): it must return a pair"),
     ((torch.zeros(5, 4), GOOD[1]),
      r"a sample of the server is .*\(3,\), but of client 2 torch.float32 of shape \(4,\)"),
@@ -250,7 +250,7 @@ def without_scales():
     (dict(model="test_hospitals:with_norms", batch_size=7),
      "batch_size: 7 is not allowed; client 0's 120 samples leave a batch of one, which .*with_norms"),
     (dict(model="test_hospitals:with_norms", method="prunetrain", rules="released"),
-     "rules: 'released' is not allowed; .*needs three"),
+     "rules: 'released' is not allowed; .*needs at least three"),
 ])  # fmt: skip
 def test_networks_that_cannot_be_trained_here_are_refused(settings, message):
     exp = Experiment(**OWN | settings)

@@ -261,7 +261,7 @@ def test_when_pruned_weights_travel_back(tiny, mini):
 
 
 def test_a_sparse_uplink_and_a_limit_on_whole_updates_do_not_go_together():
-    with pytest.raises(ValueError, match="sparse_uplink: True is not allowed; clip_norm limits "):
+    with pytest.raises(ValueError, match="sparse_uplink: True is not allowed; clip_norm needs the pruned weights "):
         Experiment(method="dpf", sparse_uplink=True, clip_norm=1.0)
 
 

@@ -131,7 +131,7 @@ def test_the_released_prunetrain_controls_the_sparsity_of_its_inner_layers(tiny,
 
 def test_the_released_prunetrain_needs_three_layers_and_traces_nothing():
     with pytest.raises(
-        ValueError, match=r"rules: 'released' is not allowed; .* needs three, and own_networks:two_layers"
+        ValueError, match=r"rules: 'released' is not allowed; .* needs at least three, and own_networks:two_layers"
     ):
         assemble(own("two_layers", rules="released"))
     assert len(run(own("DataDependent", rules="released", rounds=1)).metrics) == 1

@@ -1,1 +1,1 @@
-"""What the code released in the FedDIP repository does instead, method by method."""
+"""The released code's versions of the methods: the released code is the FedDIP repository's."""

@@ -1,4 +1,4 @@
-"""The FedDIP repository's versions of the baselines, which are not those of the baselines' own papers."""
+"""The FedDIP repository's versions of the baselines; they differ from the baselines' own papers."""
 
 import math
 from functools import partial
@@ -22,7 +22,7 @@ from ..snip import Snip
 
 
 class ReleasedSnip(Snip):
-    """The score is that of other weights, at one client, with a loss that expects probabilities."""
+    """Scores come from freshly drawn weights, at one client, with a loss that expects log-probabilities."""
 
     label, colour, line = Snip.label, Snip.colour, Snip.line
     loss_of = staticmethod(F.nll_loss)
@@ -35,7 +35,7 @@ class ReleasedSnip(Snip):
         return ask([0], "sensitivity", w=fresh)[0]["g"] * fresh
 
     def start(self, w, ask):
-        # The first model goes out dense, with the mask beside it, and is pruned by the clients.
+        # The server sends the first model dense, together with the mask; the clients prune it.
         return self._dense(*super().start(w, ask))
 
     def sketch(self, w):
@@ -56,12 +56,12 @@ class ReleasedSnip(Snip):
 
 
 class ReleasedPruneFL(PruneFL):
-    """The squared gradient of the last batch decides, whatever a weight costs and however large it is."""
+    """Ranks weights by the squared gradient of the last batch, regardless of their cost and size."""
 
     label, colour, line = PruneFL.label, PruneFL.colour, PruneFL.line
 
     def found(self, n, w):
-        """Passes over half of the client's data until it is a little better than chance; g² of one batch."""
+        """Train on half of the client's data until slightly better than chance; then use g² of one batch."""
         batches = list(self.clients.batches(n, 0, "prunefl"))
         batches, last = batches[: (len(batches) + 1) // 2], Summed(w, last_only=True)
         enough = 0.11 if self.outputs(batches[0][0]) <= 10 else 0.02
@@ -103,7 +103,7 @@ class ReleasedPruneFL(PruneFL):
 class ReleasedPruneTrain(PruneTrain):
     """A penalty on whole layers, and magnitude pruning to s_t at every client and at the server, every round.
 
-    The first and the last layer are spared.
+    The first and the last layer are never pruned.
     """
 
     label, colour, line = PruneTrain.label, PruneTrain.colour, PruneTrain.line
@@ -112,13 +112,13 @@ class ReleasedPruneTrain(PruneTrain):
         sparsity_initial=SPARSITY_INITIAL, sparsity_target=SPARSITY_TARGET,
     )  # fmt: skip
     smoke: ClassVar[dict[str, Any]] = {}
-    plan_is_a_bound = False  # here the sparsity is given
+    plan_is_a_bound = False  # here the schedule gives the sparsity
     one_mask = False
 
     def __init__(self, exp, clients):
         Method.__init__(self, exp, clients)
         if len(self.layout.prunable) < 3:
-            needs = "it spares the first and the last layer, and so needs three"
+            needs = "it never prunes the first and the last layer, so it needs at least three"
             raise ValueError(f"rules: 'released' is not allowed; {needs}, and {exp.model} has fewer")
 
     def terms(self, t, start):
@@ -126,7 +126,7 @@ class ReleasedPruneTrain(PruneTrain):
         return [partial(add_group_penalty_, layers=self.layout.layers[1:-1], lam=lam)] if lam else []
 
     def client_mask(self, state, n):
-        return None  # the steps are dense, from the pruned model
+        return None  # dense steps from the pruned model
 
     def finish(self, upload, terms, m, state, n):
         w = upload.values["w"]
@@ -134,7 +134,7 @@ class ReleasedPruneTrain(PruneTrain):
         return upload.plus(w=self.layout.prune(w, own), mask=self.layout.flat_mask(own, like=w))
 
     def _mask(self, w: Tensor, t: int) -> Mask:
-        """By magnitude: all layers but the first and the last, to s_t."""
+        """Prune all layers except the first and the last to s_t, by magnitude."""
         inner = dict(list(self.layout.weights(w).items())[1:-1])
         return {**self.layout.full_mask(None, w.device), **masks.magnitude_mask(inner, self.sparsity(t))}
 
@@ -151,17 +151,17 @@ class ReleasedPruneTrain(PruneTrain):
 
 
 class ReleasedFedDST(FedDST):
-    """Each client keeps a mask of its own, whatever the server sends, and the average is a plain one."""
+    """Each client keeps its own mask, whatever the server sends, and the server takes a plain average."""
 
     label, colour, line = FedDST.label, FedDST.colour, FedDST.line
-    plan_is_a_bound = True  # of the average's largest weights, other ones may be left after any round
+    plan_is_a_bound = True  # the average's largest weights may change after any round
 
     def client_mask(self, state, n):
         own = state.own.get(n, {}).get("mask")
         return self.erk_mask(self.exp.sparsity_target) if own is None else self.layout.mask_of(own)
 
     def finish(self, upload, terms, m, state, n):
-        """The new mask counts from the client's next round on; it is ranked by the weights that were sent to it."""
+        """Choose a mask for the client's next round, ranked by the weights it received."""
         if not self.readjusts(state):
             return upload
         w, statistics = upload.values["w"], upload.values["statistics"].clone()
@@ -174,7 +174,7 @@ class ReleasedFedDST(FedDST):
         w, m = average.mean["w"], state.m
         if m is None:
             return w, m, {}
-        # Pruned to the layers' counts after every round.
+        # Prune to the layers' counts after every round.
         return w, layer_mask(self.layout.weights(w), {k: int(v.sum()) for k, v in m.items()}), {}
 
     def upload(self, state, n):

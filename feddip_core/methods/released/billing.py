@@ -1,4 +1,4 @@
-"""What a round costs as the released code counts it, which the paper prints as "MB": mebibits, positions for free."""
+"""A round's cost as the released code counts it: mebibits without positions, which the paper prints as "MB"."""
 
 from ...communication import BITS_PER_WEIGHT
 from ...masks import sparsity_of
@@ -11,12 +11,12 @@ MEBI = 2**20
 
 
 def released_mebibits(zero_fraction: float, parameters: int) -> float:
-    """32 (1 − s) n / 2²⁰: one model. Zeros count as free even among parameters that are never pruned."""
+    """32 (1 − s) n / 2²⁰ for one model. Zeros are free, even among parameters that are never pruned."""
     return BITS_PER_WEIGHT * (1 - zero_fraction) * parameters / MEBI
 
 
 def billed(method: Method, state: State, average: Average) -> tuple[float, float]:
-    """Mebibits down and up of the round that began at this state."""
+    """Mebibits down and up for the round that starts from this state."""
     n = method.layout.size
     s = method.sparsity(state.t) if isinstance(method, FedDP) else _sparsity(method, state)
     extra = [bits / MEBI for bits in _extra(method, state, s)]
@@ -29,7 +29,7 @@ def _sparsity(method: Method, state: State) -> float:
 
 
 def _extra(method: Method, state: State, s: float) -> tuple[float, float]:
-    """Of PruneFL: when it reconfigures a mask, 4 bits per kept weight, and a dense g²; before round 1 all of N."""
+    """PruneFL's extras: per new mask 4 bits per kept weight and a dense g²; before round 1 for all N clients."""
     if not isinstance(method, PruneFL):
         return 0.0, 0.0
     n, exp = method.layout.size, method.exp

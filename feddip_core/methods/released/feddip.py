@@ -1,7 +1,7 @@
-"""Where the released code of FedDIP differs from the paper's text: four switches, each a class to put before FedDIP.
+"""Four switches where FedDIP's released code differs from the paper's text; each is a mixin for FedDIP.
 
-`rules="released"` turns all four; each also stands alone, so that its worth can be measured. A dense memory, which
-neither the paper nor the released code has, is a third value of `regrowth`.
+`rules="released"` turns on all four. Each also works alone, so that its effect can be measured. `regrowth` has a third
+value, a dense memory, which neither the paper nor the released code has.
 """
 
 from ... import masks
@@ -10,7 +10,7 @@ from ...method import Method
 
 
 class OwnFirstMasks(Method):
-    """The first model goes out dense, and each client of the first round draws an ERK mask of its own."""
+    """The server sends a dense first model, and each client of the first round draws its own ERK mask."""
 
     def first_mask(self, w):
         return None
@@ -21,11 +21,11 @@ class OwnFirstMasks(Method):
         return super().client_mask(state, n)
 
     def tau(self, t):
-        return 0 if t == 0 else super().tau(t)  # the clients' own masks go, and one of the server's comes
+        return 0 if t == 0 else super().tau(t)  # one server mask replaces the clients' masks
 
 
 class Nested(Method):
-    """The average is masked with the old mask first, so that nothing pruned ever returns."""
+    """Apply the old mask to the average first, so that no pruned weight ever returns."""
 
     def choose(self, w, m, s):
         return None if s == 0 else masks.magnitude_mask(w, s, within=m)
@@ -35,7 +35,7 @@ class Nested(Method):
 
 
 class DenseMemory(Method):
-    """The server keeps the dense average, and sends it."""
+    """The server keeps and sends the dense average."""
 
     def remembered(self, w, m):
         return w
@@ -44,26 +44,26 @@ class DenseMemory(Method):
         return True
 
     def download(self, state, n):
-        # A pruned weight decays at the client too: the server could not add that to the upload, to the same bits.
+        # Weight decay changes pruned weights at the client too: the server could not restore the same bits.
         return super().download(state, n).plus({"w": DENSE})
 
 
 class AtTheStart(Method):
-    """A mask is chosen after rounds 1, R + 1, 2R + 1, … with the sparsity of their beginning."""
+    """Choose a mask after rounds 1, R + 1, 2R + 1, … with the sparsity at their start."""
 
     def tau(self, t):
         return t if t % self.exp.reconfigure_every == 0 else None
 
 
 class TwentySteps(Method):
-    """The penalty is 0 at first, then grows from 5e-4 towards λ_max, in 20 steps whatever Q is."""
+    """The penalty starts at 0, then grows from 5e-4 to λ_max, in 20 steps regardless of Q."""
 
     def lam(self, t):
         return lambda_in_twenty(t, T=self.exp.rounds, lambda_max=self.exp.lambda_max)
 
 
 def lambda_in_twenty(t: int, T: int, lambda_max: float) -> float:
-    """λ_t of the released code; of fewer than 20 rounds always the last of its steps."""
+    """λ_t of the released code; with fewer than 20 rounds it is always the last step."""
     if lambda_max == 0:
         return 0.0
     step = min(t // (T // 20), 19) if T >= 20 else 19
@@ -71,10 +71,10 @@ def lambda_in_twenty(t: int, T: int, lambda_max: float) -> float:
 
 
 MASKS = {
-    "initial_mask": ("one ERK mask of the server, or each first client's own", {
+    "initial_mask": ("one ERK mask from the server, or one per client of the first round", {
         "erk": None, "released": OwnFirstMasks,
     }),
-    "regrowth": ("what of a pruned weight the next mask sees", {
+    "regrowth": ("whether pruned weights can return, and from which values", {
         "paper": None, "released": Nested, "dense_memory": DenseMemory,
     }),
     "reconfigure_at": ("after rounds R, 2R, … or after rounds 1, R + 1, …", {"paper": None, "released": AtTheStart}),
