@@ -85,7 +85,7 @@ def train_(
 ) -> Tensor:  # fmt: skip
     """Take a step on every batch, and return their mean cross-entropy without waiting for the device.
 
-    With a row for each client in w, m and the batches, it trains them all, and returns a loss for each.
+    If w, m and the batches have one row per client, it trains all of them and returns one loss per client.
     """
     velocity = torch.zeros_like(w) if momentum else None
     total, seen = torch.zeros(w.shape[:-1], device=w.device), 0
@@ -97,7 +97,7 @@ def train_(
 
 
 class Clients:
-    """The clients of an experiment: their data, the network that each of them trains, and how it takes a step.
+    """An experiment's clients: their data, the network that each one trains, and how it takes a step.
 
     They are trained one after the other on one network, so memory grows neither with N nor with K. `forward` is the
     network as a function of its parameters; a `kernel`, if there is one, computes `gradient` and `logits` instead.
@@ -171,7 +171,7 @@ class Clients:
         return lambda x: functional_call(self.net.eval(), tensors, (x,))
 
     def norms_of(self, w: Tensor, statistics: Tensor) -> dict[str, Tensor]:
-        """What of a client's model is its own: nothing, or with batch_norm="local" its batch norms."""
+        """The part of a model that stays at its client: its batch norms with batch_norm="local", else nothing."""
         return {"norms": torch.cat([w[self.norms], statistics])} if self.exp.batch_norm == "local" else {}
 
     def with_norms(self, w: Tensor, statistics: Tensor, own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

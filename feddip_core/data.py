@@ -24,7 +24,7 @@ class Dataset:
     mean: Tensor | None = None  # of each channel, or None where pixels are only scaled to [0, 1]
     std: Tensor | None = None
     crop_padding: str | None = None  # "zeros" or "reflect": random crops and flips in training; None: neither
-    owner: Tensor | None = None  # of each training sample, the client that has brought it
+    owner: Tensor | None = None  # per training sample, the client that brought it
     parts: tuple[Tensor, ...] = ()  # the indices of each client's training samples
 
     @property
@@ -59,7 +59,7 @@ def batches(
     """E passes over a client's samples, each in a new order and with new crops and flips."""
     x, y = data.x_train.index_select(0, indices), data.y_train.index_select(0, indices)  # faster than x[indices]
     for _ in range(epochs):
-        # Drawn on the CPU, once an epoch: the same numbers for every device, and no wait in the step loop.
+        # Drawn on the CPU, once per epoch: the same numbers for every device, and no wait in the step loop.
         order = torch.randperm(len(x), generator=generator).to(x.device, non_blocking=True)
         augment = _augmentation(data, len(x), generator, x.device)
         for i in range(0, len(x), batch_size):

@@ -33,7 +33,7 @@ class Federation:
         self.exp, self.clients, self.method = exp, clients, method
         self.train, self.aggregate = self.train_here, aggregate  # `engine.robust` has more careful averages
         self.faults: list[dict] = []  # clients whose answer a round went without; never any in one process
-        self.may_diverge = True  # whether a loss that is not finite ends the run; else such a round is refused
+        self.may_diverge = True  # whether a non-finite loss ends the run; otherwise such a round is discarded
 
     def start(self, sketch: bool = False) -> State:
         """Default initialisation, pruned with the method's first mask; a sketch asks no client."""
@@ -59,7 +59,7 @@ class Federation:
         return sorted(order[: self.exp.clients_per_round].tolist())
 
     def collect(self, state: State, chosen: list[int]) -> Replies:
-        """Of the chosen clients those that answer, here all, with their uploads."""
+        """The chosen clients that answer, here all of them, with their uploads."""
         return Replies(chosen, [len(self.clients.parts[n]) for n in chosen], self.train(state, chosen))
 
     def averaged(self, replies: Replies) -> Average:
@@ -98,7 +98,7 @@ class Federation:
         return method.finish(Upload({"w": w, "statistics": statistics, "loss": loss}), terms, m, state, n)
 
     def ready(self, state: State, n: int) -> tuple[Tensor, Tensor, Mask | None, list[Term]]:
-        """What client n begins a round with: weights and statistics to change in place, its mask, its terms."""
+        """What client n starts a round with: weights and statistics to change in place, its mask, its terms."""
         m = self.method.client_mask(state, n)
         w, statistics = self.clients.with_norms(state.w, state.statistics, state.own.get(n, {}))
         start = self.clients.layout.prune(w, m)

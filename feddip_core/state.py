@@ -23,7 +23,7 @@ class State:
     m: Mask | None  # None is a dense model
     statistics: Tensor  # of the batch norms, averaged like weights
     mask_version: int = 0
-    client_mask_versions: tuple[int, ...] = ()  # for each client, the version of the mask that it was sent last
+    client_mask_versions: tuple[int, ...] = ()  # per client, the version of the last mask it received
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # what a method keeps from round to round
     own: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)  # what each client keeps for itself
 
@@ -57,7 +57,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Replies:
-    """Of the chosen clients those that answer; how many samples each has trained on; what they send, in their order."""
+    """The chosen clients that answer, the number of samples each trained on, and their uploads in the same order."""
 
     clients: list[int]
     sizes: list[int]

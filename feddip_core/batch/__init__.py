@@ -2,6 +2,6 @@
 
     python -m feddip_core.batch --preset paper --dataset fashion_mnist --methods all --seeds 0 1 2 --jobs 2
 
-Finished runs are skipped and interrupted ones resumed; a failed one does not harm the others. Several such commands may
-share a folder, also from several machines: a run is only ever taken by one of them.
+Finished runs are skipped and interrupted runs resume; a failed run does not affect the others. Several commands, even
+on several machines, may share a folder: only one of them works on a run.
 """

@@ -1,4 +1,4 @@
-"""The command: which runs, how many side by side, and how it ended."""
+"""Run many experiments: choose the runs, execute several at once, report how they ended."""
 
 import argparse
 import itertools
@@ -80,7 +80,7 @@ def _count(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser("python -m feddip_core.batch", description=__doc__.splitlines()[0])
     p.add_argument("--preset", default="smoke", choices=PRESETS)
-    p.add_argument("--dataset", help="by default the preset's own")
+    p.add_argument("--dataset", help="default: the preset's own")
     p.add_argument(
         "--methods",
         nargs="+",
@@ -96,10 +96,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--partitions", nargs="+", default=["iid"], metavar="PARTITION")
     p.add_argument("--rules", nargs="+", default=["paper"], metavar="RULES", help="paper, released, or both")
     p.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="any other setting of Experiment")
-    p.add_argument("--jobs", default=1, type=_count, help="runs side by side, a thread each")
+    p.add_argument("--jobs", default=1, type=_count, help="runs at once, one thread each")
     p.add_argument("--out", default="outputs", type=Path, help="folder for records and executed notebooks")
     p.add_argument("--data-dir", default="", help="folder with the data sets")
-    p.add_argument("--dry-run", action="store_true", help="list what would run, about how long, and what would fail")
+    p.add_argument("--dry-run", action="store_true", help="list the runs, their estimated time, and what would fail")
     return p
 
 
