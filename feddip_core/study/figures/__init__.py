@@ -54,7 +54,18 @@ from .style import (
     show,
     thin,
 )
-from .teaching import FASHION, algorithm, holdings, lesson, matrices, mosaic, one_round, pruned_picture, trajectories
+from .teaching import (
+    FASHION,
+    algorithm,
+    forms,
+    holdings,
+    lesson,
+    matrices,
+    mosaic,
+    one_round,
+    pruned_picture,
+    trajectories,
+)
 from .theory import FORMS, TERMS, VARIANTS, clients_and_pruning, proof, pruning_sums, pruning_terms, theorem
 
 __all__ = [
@@ -90,6 +101,7 @@ __all__ = [
     "ends",
     "extremes",
     "final_weights",
+    "forms",
     "holdings",
     "label",
     "label_with_divergence",

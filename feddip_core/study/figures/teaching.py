@@ -1,13 +1,14 @@
-"""Figures of the course notebooks: what clients hold, weights and masks as pictures, one weight, one round."""
+"""Figures of the course: what clients hold, weights and masks as pictures, one weight, one round, forms of a model."""
 
 from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from .style import STYLE, colour
+from .style import SPARE, STYLE, colour
 
 FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 
@@ -176,4 +177,18 @@ def lesson(plan: Mapping[str, int], breaks: tuple[str, ...] = ()) -> Figure:
             begin += minutes
         ax.set(xlabel="minutes from the start", xlim=(0, begin), yticks=[], xticks=range(0, begin + 1, 10))
         ax.spines["left"].set_visible(False)
+    return figure
+
+
+def forms(table: pd.DataFrame) -> Figure:
+    """Kilobytes and microseconds of a model in each form, by the share of zeros: columns such as "kB, ONNX"."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+        for ax, unit, title in zip(axes, ("kB", "µs"), ("Size", "CPU time per image"), strict=True):
+            columns = [name for name in table if name.startswith(f"{unit}, ")]
+            for shade, mark, name in zip(SPARE, "osD^", columns, strict=False):
+                ax.plot(range(len(table)), table[name], color=shade, marker=mark, label=name.removeprefix(f"{unit}, "))
+            ax.set(title=title, xlabel="zeros", ylabel=unit, yscale="log", xticks=range(len(table)))
+            ax.set_xticklabels([f"{100 * s:g} %" for s in table.index])
+            ax.legend()
     return figure
