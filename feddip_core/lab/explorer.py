@@ -67,8 +67,8 @@ class Explorer:
         self.record = control(widgets.Dropdown, "Record", **half)
         self.layer = control(widgets.Dropdown, "Layer", **half)
         self.folder.value, self.choosing = out, False  # choosing: while several of them are changed at once
-        for widget in (self.choice, self.beside):
-            widget.observe(lambda _: self.choosing or self._show_choice(), "value")
+        self.choice.observe(lambda change: self.choosing or self._swap(change.old), "value")
+        self.beside.observe(lambda _: self.choosing or self._show_choice(), "value")
         self.layer.observe(lambda _: self.choosing or self._show_film(), "value")
         self.name.observe(lambda change: self._attempt(self.run_note, self.rename, change.new), "value")
         self.folder.observe(lambda _: self._attempt(self.record_note, self._list_records), "value")
@@ -90,7 +90,7 @@ class Explorer:
             widgets.HBox([self.record, self._button("Open record", self.record_note, self.open)]), self.record_note,
         ]  # fmt: skip
         self.views = [widgets.VBox(part) for part in ([self.plan_view], compare, [self.layer, self.film_view])]
-        self.view = widgets.ToggleButtons(options=VIEWS, description="Show", style=dict(button_width="6em"))
+        self.view = widgets.ToggleButtons(options=VIEWS, style=dict(button_width="8em"))
         self.view.observe(lambda _: self._show_view(), "value")
         self._show_view()
         sides = [
@@ -315,6 +315,12 @@ class Explorer:
         """The chosen run, and the one beside it."""
         places = dict.fromkeys(i for i in (self.choice.value, self.beside.value) if i is not None and i >= 0)
         return [self.runs[i] for i in places]
+
+    def _swap(self, before: int | None) -> None:
+        """A run that is chosen while it stands beside the other changes places with it."""
+        if self.choice.value == self.beside.value and before is not None:
+            self.beside.value = before
+        self._show_choice()
 
     # The film.
 

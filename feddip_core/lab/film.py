@@ -144,7 +144,7 @@ def scripted(page: str) -> str:
 def frame(data: dict) -> str:
     """The film in a page of its own: a widget's HTML runs no script, that of an <iframe> does."""
     start = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Film</title><body style="margin: 0">'
-    page, look = start + scripted(block("film", data)), "width: 100%; height: 530px; border: 0"
+    page, look = start + scripted(block("film", data)), "width: 100%; height: 560px; border: 0"
     return f'<iframe title="Film of {escape(data["layer"])}" style="{look}" srcdoc="{escape(page)}"></iframe>'
 
 

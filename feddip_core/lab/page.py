@@ -52,8 +52,8 @@ STYLE = """
 .explorer .widget-slider { position: relative; overflow: visible; }
 .explorer .clipped { position: absolute; z-index: 1; right: 0; top: 1.7em; padding: 0 .4em; line-height: 1.5;
   color: #a00000; background: #fff; border: 1px solid #a00000; }
-.explorer .note { line-height: 1.3; }
-.explorer .note .widget-html-content { line-height: 1.3; padding: 0 0 .3em 9.2em; }
+.explorer .widget-html-content { line-height: 1.35; }
+.explorer .widget-vbox .note .widget-html-content { padding: 0 0 .3em 2em; }
 .explorer table { border-collapse: collapse; line-height: 1.3; }
 """
 DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
@@ -62,7 +62,7 @@ DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=
 def control(kind: type, description: str, width: str = "100%", **how) -> widgets.Widget:
     """A control with a name; it reports a value when the user has settled on it."""
     settled = {"continuous_update": False} if "continuous_update" in kind.class_trait_names() else {}
-    look = dict(style={"description_width": "9em"}, layout=dict(width=width, flex="0 1 auto", margin="1px 0"))
+    look = dict(style={"description_width": "10.5em"}, layout=dict(width=width, flex="0 1 auto", margin="1px 0"))
     return kind(description=description, tooltip=description, **settled, **look, **how)
 
 
