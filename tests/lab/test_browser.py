@@ -395,3 +395,29 @@ def test_every_page_of_the_site_opens_from_disk_and_asks_for_nothing_else(site, 
             page.screenshot(path=SCREENSHOTS / f"site-{path.stem}.png", full_page=True)
     assert said == []
     assert len(asked) > 10 and [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+def test_schedules_and_sawtooth_move_in_the_static_page_and_agree_with_python(site, page):
+    page.goto((site.parent / "04_schedules.html").as_uri())
+    cases = [(T, t, s, Q) for T in (1, 7, 100) for t in range(T) for s in (0.0, 0.5) for Q in (1, 4, 10)]
+    both = "([T, t, s, Q]) => [play.sparsityAt(t, T, s, 0.9), play.lambdaAt(t, T, 1, Q)]"
+    ours = page.evaluate(f"cases => cases.map({both})", cases)
+    theirs = [[sparsity_at(t, T, s, 0.9), lambda_at(t, T, 1, Q)] for T, t, s, Q in cases]
+    assert ours == [pytest.approx(row, abs=1e-12) for row in theirs]
+    words = page.locator("[data-play=schedules]").get_by_role("status")
+    expect(words).to_contain_text("ends at sparsity 0.900")
+    page.get_by_role("slider", name="First sparsity").press("End")
+    expect(page.get_by_text("First sparsity 0.99 must not exceed the target 0.9")).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "site-schedules.png")
+
+    page.goto((site.parent / "03_error_feedback.html").as_uri())
+    for rule in ("paper", "released", "dense_memory"):
+        for steps in (3, 4, 12):
+            back = page.evaluate(f"() => play.sawtooth('{rule}', {steps}, 0.1, 0.85, 50).back")
+            assert back == rounds_until_return(rule, steps, eta=0.1)
+    words = page.locator("[data-play=sawtooth]").get_by_role("status")
+    expect(words).to_contain_text("dense memory: returns after round 3")
+    page.get_by_role("slider", name="Local steps").press("End")
+    expect(words).to_contain_text("paper: returns after round 1; released code: not within 4 rounds")
+    page.locator("[data-play=sawtooth]").scroll_into_view_if_needed()
+    page.screenshot(path=SCREENSHOTS / "site-sawtooth.png")
