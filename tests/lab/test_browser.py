@@ -20,6 +20,8 @@ from feddip_core.deploy.source import finished
 from feddip_core.engine import final
 from feddip_core.engine.records import OWN_RECORDS, folder_of
 from feddip_core.lab import classify
+from feddip_core.lab.exercises import rounds_until_return
+from feddip_core.schedules import lambda_at, sparsity_at
 
 ROOT = Path(__file__).parent.parent.parent
 SCREENSHOTS = ROOT / "outputs" / "screenshots"
