@@ -22,6 +22,7 @@ from ..engine.computing import computing, numerics
 from ..experiment import Experiment, is_hook
 from ..masks import Mask
 from ..study.figures import label
+from .film import Frame
 
 
 def loaded(exp: Experiment) -> Dataset:
@@ -62,7 +63,7 @@ class Stoppable(Clients):
 
 @dataclass
 class Trained:
-    """A run that is shown: what was measured, and for one that was trained here the mask after each round."""
+    """A run that is shown: what was measured, and for one that was trained here what its film needs."""
 
     name: str
     exp: Experiment | None  # None for a record whose method is not available here
@@ -70,6 +71,7 @@ class Trained:
     masks: list[Mask]  # the first is that of the beginning; none for a record
     provenance: dict
     settings: Mapping[str, Any] = field(default_factory=dict)
+    frames: list[Frame] = field(default_factory=list)  # as many as there are masks
 
     def __post_init__(self) -> None:
         if self.exp:
@@ -119,6 +121,7 @@ class Training:
         self.exp, self.watch = exp, watch
         self.rows: list[dict] = []
         self.masks: list[Mask] = []
+        self.frames: list[Frame] = []
         self.provenance: dict = {}
         self.error: Exception | None = None
         self.stopping, self.over = threading.Event(), False
@@ -126,8 +129,9 @@ class Training:
 
     def _work(self) -> None:
         try:
-            for row, m in self._rounds():
+            for row, m, frame in self._rounds():
                 self.masks.append(m)
+                self.frames.append(frame)
                 self.rows.extend([row] if row else [])
                 self.watch(self)
         except Stopped:
@@ -137,24 +141,26 @@ class Training:
         self.over = True
         self.watch(self)
 
-    def _rounds(self) -> Iterator[tuple[dict, Mask]]:
+    def _rounds(self) -> Iterator[tuple[dict, Mask, Frame]]:
         """The beginning, without a row, then round after round; as in `run`."""
         exp, dataset = self.exp, loaded(self.exp)
         with computing(exp):
             federation = assemble(exp, dataset, clients=partial(Stoppable, stop=self.stopping))
             made_by = dict(gradient=gradient_name(federation), numerics=numerics())
             self.provenance = records.Record(exp, dataset.sha256, **made_by).provenance
-            state, row = federation.start(), {}
-            yield row, federation.full_mask(state.m)
+            state, row, weights = federation.start(), {}, federation.clients.layout.weights
+            m = federation.full_mask(state.m)
+            yield row, m, Frame.of(weights(state.w), m, chosen=False)
             while state.t < exp.rounds and not (row and records.diverged(row)):
                 began = time.perf_counter()
                 after, done = federation.round(state)
                 row = measure.row(federation, state, after, done, 0.0)
-                row["seconds"], state = time.perf_counter() - began, after
-                yield row, federation.full_mask(state.m)
+                row["seconds"] = time.perf_counter() - began
+                m, chosen, state = federation.full_mask(after.m), row["regrown"] + row["dropped"] > 0, after
+                yield row, m, Frame.of(weights(done.w), m, chosen)
 
     def trained(self, name: str) -> Trained:
-        return Trained(name, self.exp, pd.DataFrame(self.rows), self.masks, self.provenance)
+        return Trained(name, self.exp, pd.DataFrame(self.rows), self.masks, self.provenance, frames=self.frames)
 
 
 def describe(settings: Mapping[str, Any]) -> str:

@@ -1,11 +1,10 @@
-"""The explorer: sliders that redraw a run's schedules and cost, and buttons that train it and look into its masks."""
+"""The explorer: sliders that redraw a run's schedules and cost, buttons that train it, and the film of its masks."""
 
 import json
 import threading
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import ipywidgets as widgets
 import pandas as pd
@@ -15,20 +14,15 @@ from ..engine.assembly import assemble
 from ..experiment import Experiment, settings_of
 from ..method import METHODS, Method
 from ..study import figures
-from . import svg
+from . import knobs, svg
 from .background import Trained, Training, describe, loaded
-from .page import control, heading, named_sliders, said, wrong
-from .pictures import compared, mask_png, mask_shown, mask_states, plan_panels, planned_in_words
+from .film import film, frame, shown_best
+from .page import Note, control, named, said, stale, wrong
+from .pictures import compared, plan_panels, planned_in_words
 
-__all__ = ["Explorer", "mask_png", "mask_states"]
+__all__ = ["Explorer"]
 
-SETTINGS = {  # of the controls: what a reader sees beside each
-    "method": "Method", "partition": "Partition of the data", "seed": "Seed",
-    "rounds": "Rounds T", "reconfigure_every": "New mask every R", "sparsity_initial": "First sparsity s_0",
-    "sparsity_target": "Target sparsity s_p", "lambda_max": "Penalty λ_max", "lambda_steps": "Penalty steps Q",
-}  # fmt: skip
-PARTITIONS = ("iid", "pathological", "shards", "dirichlet(0.1)", "dirichlet(0.5)", "dirichlet(5)")
-PENALTIES = (0.0, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
+VIEWS = ("Plan", "Compare", "Film")
 
 
 class Explorer:
@@ -43,80 +37,76 @@ class Explorer:
         self.mistake = ""  # and then why
         self.planned: pd.DataFrame | None = None  # the last plan that could be made
         self.drawn: Method | None = None  # and its method
+        self.preset = ""  # the one that the controls are at
         self.runs: list[Trained] = []
         self.training: Training | None = None
         self.lock = threading.RLock()  # a training and a click may want to show the runs at the same time
         self._make_settings()
         self._make_runs(str(out) or "records")
-        self._make_viewer()
         self.box = self._page()
         self._renew()
         self._show_runs()
         self._list_records()
 
     def _make_settings(self) -> None:
-        # A control for what the base does not have waits for a method that does.
-        base = {**Experiment.preset("smoke").to_dict(), **self.base.to_dict()}
-        kinds: dict[str, tuple[type, dict[str, Any]]] = {}
-        kinds["method"] = (widgets.Dropdown, dict(options=[(cls.label, name) for name, cls in METHODS.items()]))
-        kinds["partition"] = (widgets.Combobox, dict(options=PARTITIONS))
-        kinds["seed"] = (widgets.IntText, {})
-        kinds["rounds"] = (widgets.IntSlider, dict(min=1, max=max(200, base["rounds"])))
-        kinds["reconfigure_every"] = (widgets.IntSlider, dict(min=1, max=max(50, base["reconfigure_every"])))
-        share = dict(min=0, max=max(0.99, base["sparsity_target"]), step=0.01, readout_format=".2f")
-        kinds["sparsity_initial"] = kinds["sparsity_target"] = (widgets.FloatSlider, share)
-        penalties = [(f"{value:g}", value) for value in sorted({*PENALTIES, base["lambda_max"]})]
-        kinds["lambda_max"] = (widgets.SelectionSlider, dict(options=penalties))
-        kinds["lambda_steps"] = (widgets.IntSlider, dict(min=1, max=max(20, base["lambda_steps"])))
-        self.controls = {
-            name: control(kinds[name][0], text, value=base[name], **kinds[name][1]) for name, text in SETTINGS.items()
-        }
-        self.notes = {name: widgets.HTML() for name in self.controls}
-        for widget in self.controls.values():
-            widget.observe(lambda _: self._renew(), "value")
-        self.plan_view = widgets.HTML()
+        self.controls = knobs.controls(self.base)
+        self.notes = {name: Note() for name in self.controls}
+        self.held = False  # while a preset moves several controls
+        for name, widget in self.controls.items():
+            widget.observe(lambda _, name=name: self._moved(name), "value")
+        self.plan_view, self.preset_note = widgets.HTML(), Note()
+        self._plan = ""  # what was drawn last
 
     def _make_runs(self, out: str) -> None:
-        self.progress, self.compare_view = widgets.HTML(), widgets.HTML()
-        self.train_note, self.run_note, self.record_note = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self.choice, self.name = control(widgets.Dropdown, "Run"), control(widgets.Text, "Name of the run")
-        self.folder, self.record = control(widgets.Text, "Folder of records"), control(widgets.Dropdown, "Record")
-        self.folder.value = out
-        self.choice.observe(lambda _: self._show_choice(), "value")
+        self.progress, self.compare_view, self.film_view = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self.train_note, self.run_note, self.record_note = Note(), Note(), Note()
+        half = dict(width="49%")
+        self.choice, self.beside = control(widgets.Dropdown, "Run", **half), control(widgets.Dropdown, "Beside", **half)
+        self.name = control(widgets.Text, "Name of the run", **half)
+        self.folder = control(widgets.Text, "Folder of records", **half)
+        self.record = control(widgets.Dropdown, "Record", **half)
+        self.layer = control(widgets.Dropdown, "Layer", **half)
+        self.folder.value, self.choosing = out, False  # choosing: while several of them are changed at once
+        self.choice.observe(lambda change: self.choosing or self._swap(change.old), "value")
+        self.beside.observe(lambda _: self.choosing or self._show_choice(), "value")
+        self.layer.observe(lambda _: self.choosing or self._show_film(), "value")
         self.name.observe(lambda change: self._attempt(self.run_note, self.rename, change.new), "value")
         self.folder.observe(lambda _: self._attempt(self.record_note, self._list_records), "value")
 
-    def _make_viewer(self) -> None:
-        self.layer, self.mask_view = control(widgets.Dropdown, "Layer"), widgets.HTML()
-        self.layer.observe(lambda _: self._show_mask(), "value")
-        self.viewer = widgets.VBox()
-        self._make_round_slider(1)
-
-    def _make_round_slider(self, last: int) -> None:
-        # A new one for each run: the End key of a slider whose range has changed still goes to the end it had at first.
-        self.round = control(widgets.IntSlider, "After round", max=last, value=last)
-        self.round.observe(lambda _: self._show_mask(), "value")
-        self.viewer.children = [self.layer, self.round, self.mask_view]
-
     def _page(self) -> widgets.VBox:
-        settings = [widgets.HBox([widget, self.notes[name]]) for name, widget in self.controls.items()]
-        buttons = widgets.HBox([
-            self._button("Train", self.train_note, self.train, "primary"),
-            self._button("Stop", self.train_note, self.stop), self.train_note,
-        ])  # fmt: skip
-        managed = widgets.HBox([
-            self.name, self._button("Remove run", self.run_note, self.remove), self.run_note,
-        ])  # fmt: skip
-        saved = widgets.HBox([
-            self.folder, self._button("Save run", self.record_note, self.save), self.record_note,
-        ])  # fmt: skip
-        opened = widgets.HBox([self.record, self._button("Open record", self.record_note, self.open)])
-        return widgets.VBox([
-            heading("Settings"), *settings, heading("What it will do and cost"), self.plan_view,
-            heading("Train"), buttons, self.progress, heading("Runs"), self.compare_view, self.choice, managed,
-            saved, opened, heading("Masks"), self.viewer,
-            named_sliders(),
-        ])  # fmt: skip
+        row = dict(layout=dict(flex_flow="row wrap", align_items="center"))
+        presets = [self._preset_button(name) for name in knobs.PRESETS]
+        settings = [widget for name, control in self.controls.items() for widget in (control, self.notes[name])]
+        train = self._button("Train", self.train_note, self.train, "primary")
+        left = [
+            widgets.HBox(presets, **row), self.preset_note, *settings,
+            widgets.HBox([train, self._button("Stop", self.train_note, self.stop)]), self.train_note, self.progress,
+        ]  # fmt: skip
+        compare = [
+            self.compare_view,
+            widgets.HBox([self.choice, self.beside], **row),
+            widgets.HBox([self.name, self._button("Remove run", self.run_note, self.remove)]), self.run_note,
+            widgets.HBox([self.folder, self._button("Save run", self.record_note, self.save)]),
+            widgets.HBox([self.record, self._button("Open record", self.record_note, self.open)]), self.record_note,
+        ]  # fmt: skip
+        self.views = [widgets.VBox(part) for part in ([self.plan_view], compare, [self.layer, self.film_view])]
+        self.view = widgets.ToggleButtons(options=VIEWS, style=dict(button_width="8em"))
+        self.view.observe(lambda _: self._show_view(), "value")
+        self._show_view()
+        sides = [
+            widgets.VBox(left, layout=dict(flex="1 1 19em", max_width="25em", padding="0 1em 0 0")),
+            widgets.VBox([self.view, *self.views], layout=dict(flex="2 1 30em", min_width="0")),
+        ]
+        return named(widgets.HBox(sides, layout=dict(flex_flow="row wrap", align_items="flex-start")))
+
+    def _show_view(self) -> None:
+        for name, view in zip(VIEWS, self.views, strict=True):
+            view.layout.display = "" if name == self.view.value else "none"
+
+    def _preset_button(self, name: str) -> widgets.Button:
+        button = widgets.Button(description=name, layout=dict(width="auto", margin="1px"))
+        button.on_click(lambda _: self.set_preset(name))
+        return button
 
     def _button(
         self, text: str, note: widgets.HTML, action: Callable[[], str | None], style: str = ""
@@ -145,16 +135,33 @@ class Explorer:
 
     # Settings and schedules.
 
-    def _renew(self) -> None:
-        """Read the controls again: draw what they mean, or say beside one of them why they mean nothing."""
-        method, self.train_note.value = self.controls["method"].value, ""
+    def set_preset(self, name: str) -> None:
+        """Move the controls to a named experiment."""
+        settings, words = knobs.PRESETS[name]
+        self.held = True
+        for setting, value in settings.items():
+            self.controls[setting].value = value
+        self.held = False
+        self._moved("")
+        self.preset, self.preset_note.value = name, said(words)
+
+    def _moved(self, name: str) -> None:
+        if not self.held:
+            self.preset = self.preset_note.value = ""
+            self._renew(name)
+            self.view.value = "Plan"
+
+    def _renew(self, moved: str = "") -> None:
+        """Read the controls again: draw what they mean, or say beside the one that was moved why they mean nothing."""
+        self.train_note.value, values = "", {k: knobs.value_of(widget) for k, widget in self.controls.items()}
         try:
-            self._disable(known := settings_of(method, self.base.rules).keys())
-            exp = self.base.replace(**{k: widget.value for k, widget in self.controls.items() if k in known})
+            self._disable(known := settings_of(values["method"], self.base.rules).keys())
+            exp = self.base.replace(**{k: v for k, v in values.items() if k in known})
             federation = assemble(exp, loaded(exp))
         except ValueError as error:
-            self.exp, self.mistake = None, str(error)
-            self.notes.get(self.mistake.split(":")[0], self.train_note).value = wrong(error)
+            place, self.mistake = knobs.mistake(error, values, moved)
+            self.exp, self.plan_view.value = None, stale(self._plan)
+            self.notes.get(place, self.train_note).value = wrong(self.mistake)
             return
         self.exp, self.mistake = exp, ""
         try:
@@ -165,14 +172,18 @@ class Explorer:
             self.plan_view.value = wrong(f"{reason}. It can be trained all the same.")
             return
         self.planned, self.drawn = planned, federation.method
-        self.plan_view.value = f'{svg.image(svg.chart(panels), words)}<div role="status">{escape(words)}</div>'
+        self._plan = f'{svg.image(svg.chart(panels), words)}<div role="status">{escape(words)}</div>'
+        self.plan_view.value = self._plan
+        for name, text in knobs.remarks(exp, planned).items():
+            self.notes[name].value = said(text)
 
     def _disable(self, known) -> None:
         """Only a control whose setting the method has can be moved."""
-        name = METHODS[self.controls["method"].value].label
         for setting, widget in self.controls.items():
-            widget.disabled = setting not in known
-            self.notes[setting].value = said(f"{name} has no such setting" if widget.disabled else "")
+            widget.disabled, self.notes[setting].value = setting not in known, ""
+        if off := [knobs.SETTINGS[k] for k, widget in self.controls.items() if widget.disabled]:
+            label = METHODS[self.controls["method"].value].label
+            self.notes["method"].value = said(f"{label} does not use: {', '.join(off)}.")
 
     # Training.
 
@@ -181,8 +192,9 @@ class Explorer:
         if self.training and not self.training.over:
             raise RuntimeError("A run is being trained; stop it first, or wait for it.")
         if self.exp is None:
-            raise ValueError("Not trained: a setting above is not allowed.")
-        self.training = Training(self.exp, self._watch)
+            raise ValueError(f"Not trained: {self.mistake}")
+        self.training, self.running = Training(self.exp, self._watch), self.preset or describe(self.exp.to_dict())
+        self.view.value = "Compare"
         self.training.thread.start()
 
     def stop(self) -> None:
@@ -202,7 +214,7 @@ class Explorer:
 
     def _watch(self, training: Training) -> None:
         with self.lock:
-            exp, rows, name = training.exp, training.rows, describe(training.exp.to_dict())
+            exp, rows, name = training.exp, training.rows, self.running
             done = f"round {len(rows)} of {exp.rounds}"
             if rows:
                 done += f", accuracy {rows[-1]['test_accuracy']:.3f}, sparsity {rows[-1]['sparsity']:.3f}"
@@ -229,10 +241,14 @@ class Explorer:
             self._choose(run)
 
     def _choose(self, run: Trained | None) -> None:
-        self.choice.options = [(other.name, i) for i, other in enumerate(self.runs)]
+        """Show this run, beside the one that was shown before."""
+        before, options = self.choice.label, [(other.name, i) for i, other in enumerate(self.runs)]
+        self.choosing = True
+        self.choice.options, self.beside.options = options, [("no other run", -1), *options]
         self.choice.value = self.runs.index(run) if run else None
+        self.beside.value = next((i for name, i in options if name == before and self.runs[i] is not run), -1)
+        self.choosing = False
         self._show_choice()
-        self._show_runs()
 
     @property
     def chosen(self) -> Trained:
@@ -292,28 +308,43 @@ class Explorer:
             if not shown:
                 self.compare_view.value = said("No run yet: train one, or open a record.")
                 return
-            self.compare_view.value = compared(shown)
+            self.compare_view.value = compared(shown, self.pair)
 
-    # Masks.
+    @property
+    def pair(self) -> list[Trained]:
+        """The chosen run, and the one beside it."""
+        places = dict.fromkeys(i for i in (self.choice.value, self.beside.value) if i is not None and i >= 0)
+        return [self.runs[i] for i in places]
+
+    def _swap(self, before: int | None) -> None:
+        """A run that is chosen while it stands beside the other changes places with it."""
+        if self.choice.value == self.beside.value and before is not None:
+            self.beside.value = before
+        self._show_choice()
+
+    # The film.
 
     def _show_choice(self) -> None:
-        run = self.runs[self.choice.value] if self.choice.value is not None else None
-        self.name.value = run.name if run else ""
-        layers = list(run.masks[0]) if run and run.masks else []
-        before = self.layer.value
-        self.layer.options = layers
-        if layers:
-            self.layer.value = before if before in layers else layers[0]
-            self._make_round_slider(len(run.masks) - 1)
-        self._show_mask()
+        with self.lock:
+            run = self.pair[0] if self.runs else None
+            self.name.value = run.name if run else ""
+            layers, before, self.choosing = list(run.masks[0]) if run and run.masks else [], self.layer.value, True
+            self.layer.options = layers
+            if layers:
+                self.layer.value = before if before in layers else shown_best(run.masks[0])
+            self.choosing = False
+            self._show_runs()
+            self._show_film()
 
-    def _show_mask(self) -> None:
-        run = self.runs[self.choice.value] if self.choice.value is not None else None
-        if not run or not run.masks or self.layer.value is None:
-            self.mask_view.value = said("Records keep no masks: train the run here." if run else "No run yet.")
-            return
-        round = min(self.round.value, len(run.masks) - 1)
-        self.mask_view.value = mask_shown(mask_states(run.masks, self.layer.value, round), self.layer.value, round)
+    def _show_film(self) -> None:
+        with self.lock:
+            if self.layer.value is None:
+                words = "A record keeps no masks: train the run here." if self.runs else "No run yet: train one."
+                self.film_view.value = said(words)
+                return
+            shapes = [{k: v.shape for k, v in run.masks[0].items()} if run.masks else {} for run in self.pair]
+            alike = [run for run, shape in zip(self.pair, shapes, strict=True) if shape == shapes[0]]
+            self.film_view.value = frame(film(alike, self.layer.value))
 
 
 def _title(folder: Path) -> str:

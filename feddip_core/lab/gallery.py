@@ -21,7 +21,7 @@ from PIL import Image
 from pygments.formatters import HtmlFormatter
 
 from ..engine.records import OWN_RECORDS, write
-from . import api, classify
+from . import api, classify, film
 from .contents import told
 
 ROOT = Path(__file__).parent.parent.parent  # of the checkout: an installed package has no notebooks beside it
@@ -84,10 +84,11 @@ def page_of(notebook: NotebookNode, stems: list[str]) -> str:
         hidden = cell.metadata.get("jupyter", {})
         if hidden.get("source_hidden") or hidden.get("outputs_hidden"):
             part = f"<details><summary>Show the hidden cell</summary>{part}</details>"
-        parts.append(part)
-    return re.sub(
+        parts.append(part + film.blocks_of(cell))
+    linked = re.sub(
         r'<a\s[^>]*?href="([^"]*)"[^>]*>(.*?)</a>', lambda link: _link(link, stems), "".join(parts), flags=re.S
     )
+    return film.scripted(linked)
 
 
 def _link(link: re.Match, stems: list[str]) -> str:

@@ -1,29 +1,24 @@
-"""What the explorer draws and says: a plan, runs side by side, and a layer of a mask."""
+"""What the explorer draws and says of a plan, and of runs side by side."""
 
 from collections.abc import Sequence
 from html import escape
-from io import BytesIO
 
-import numpy as np
 import pandas as pd
-import torch
-from PIL import Image
 
-from ..masks import Mask
 from ..method import Method
 from ..study.figures import colour
 from . import svg
 from .background import Trained
+from .knobs import SETTINGS
 
 GREY, BLUE = "#555555", "#0072B2"
-PRUNED, KEPT, REGROWN = "#F2F2F2", "#7A8B99", "#D55E00"  # as in `figures.mask_history`
 
 
 # A plan.
 
 
 def plan_panels(planned: pd.DataFrame, method: Method) -> list[svg.Panel]:
-    """Sparsity, penalty and cost of every round."""
+    """Sparsity, penalty and cost of every round, and the cost so far."""
     rounds, own, T = planned["round"].tolist(), colour(method.exp.method), method.exp.rounds
     schedule = _schedule(method)
     eq_11 = [svg.Line(range(T + 1), schedule, GREY, "s_t of Eq. 11", ":")] if schedule else []
@@ -34,12 +29,21 @@ def plan_panels(planned: pd.DataFrame, method: Method) -> list[svg.Panel]:
             *eq_11, svg.Line(rounds, planned["sparsity"].tolist(), own, "the mask's", step=True),
         ], top=1.0),
         svg.Panel("Penalty λ_t", "round", [svg.Line(range(T + 1), [*lam, lam[-1]], BLUE, step=True)], top=1e-4),
-        svg.Panel("Kilobytes per round", "round (all its clients, masks included)", [
+        svg.Panel("Kilobytes per round", "round (all clients, with masks)", [
             svg.Line(rounds, kilobytes["dense"], GREY, "dense, each way", ":"),
             svg.Line(rounds, kilobytes["uplink"], own, "up", "--"),
             svg.Line(rounds, kilobytes["downlink"], own, "down"),
         ]),
+        svg.Panel("Megabytes so far, both ways", "round", [
+            svg.Line([0, *rounds], _so_far(2 * planned["dense_bits"]), GREY, "dense", ":"),
+            svg.Line([0, *rounds], _so_far(planned["downlink_bits"] + planned["uplink_bits"]), own, "this run"),
+        ]),
     ]  # fmt: skip
+
+
+def _so_far(bits: pd.Series) -> list[float]:
+    """Megabytes sent before the first round, and up to the end of each."""
+    return [0.0, *(bits.cumsum() / 8e6)]
 
 
 def _schedule(method: Method) -> list[float] | None:
@@ -64,10 +68,25 @@ def planned_in_words(planned: pd.DataFrame, method: Method) -> str:
 # Runs side by side.
 
 
-def compared(runs: Sequence[Trained]) -> str:
-    """The curves of all runs, and a table that names them."""
+def compared(runs: Sequence[Trained], pair: Sequence[Trained] = ()) -> str:
+    """The curves of all runs, those of a pair in front, a table that names them, and how the pair differs."""
     looks = _looks(runs)
-    return svg.image(svg.chart(_run_panels(runs, looks)), _in_words(runs)) + _table(runs, looks)
+    picture = svg.image(svg.chart(_run_panels(runs, looks, pair)), _in_words(runs))
+    words = f"<div>{escape(difference(*reversed(pair)))}</div>" if len(pair) == 2 else ""
+    return picture + _table(runs, looks) + words
+
+
+def difference(a: Trained, b: Trained) -> str:
+    """Which settings differ, and what that did to accuracy and cost."""
+    missing = "none"
+    settings = [k for k in dict(a.settings) | dict(b.settings) if a.settings.get(k) != b.settings.get(k)]
+    changed = [f"{SETTINGS.get(k, k)} {a.settings.get(k, missing)} → {b.settings.get(k, missing)}" for k in settings]
+    last = [run.metrics["test_accuracy"].iloc[-1] for run in (a, b)]
+    sent = [_sent(run).iloc[-1] for run in (a, b)]
+    return (
+        f"{a.name} → {b.name}: accuracy {last[1] - last[0]:+.3f}, megabytes {sent[1] - sent[0]:+.2f}. "
+        f"Settings: {', '.join(changed) or 'the same'}. One run each: a small gap may be noise."
+    )
 
 
 def _looks(runs: Sequence[Trained]) -> list[tuple[str, str]]:
@@ -80,30 +99,28 @@ def _sent(run: Trained) -> pd.Series:
     return (run.metrics["downlink_bits"] + run.metrics["uplink_bits"]).cumsum() / 8e6
 
 
-def _run_panels(runs: Sequence[Trained], looks: list[tuple[str, str]]) -> list[svg.Panel]:
-    by = {"round": lambda run: run.metrics["round"], "megabytes so far, both ways, masks included": _sent}
-    panels = []
-    for xlabel, x_of in by.items():
-        lines = [
-            svg.Line(x_of(run).tolist(), run.metrics["test_accuracy"].tolist(), shade, style=style)
-            for run, (shade, style) in zip(runs, looks, strict=True)
-        ]
-        title = "Test accuracy" if xlabel == "round" else "… for what was sent"
-        panels.append(svg.Panel(title, xlabel, lines, top=1.0))
-    sparsities = [
-        svg.Line(run.metrics["round"].tolist(), run.metrics["sparsity"].tolist(), shade, style=style, step=True)
-        for run, (shade, style) in zip(runs, looks, strict=True)
+def _run_panels(runs: Sequence[Trained], looks: list[tuple[str, str]], pair: Sequence[Trained]) -> list[svg.Panel]:
+    """Accuracy by round, and beside it by what was sent."""
+
+    def line(run, look, x):
+        faint = bool(pair) and not any(run is one for one in pair)
+        return svg.Line(x.tolist(), run.metrics["test_accuracy"].tolist(), look[0], style=look[1], faint=faint)
+
+    by_round = [line(run, look, run.metrics["round"]) for run, look in zip(runs, looks, strict=True)]
+    by_bits = [line(run, look, _sent(run)) for run, look in zip(runs, looks, strict=True)]
+    return [
+        svg.Panel("Test accuracy by round", "round", by_round, top=1.0),
+        svg.Panel("… by megabytes sent", "megabytes, both ways, with masks", by_bits, top=1.0),
     ]
-    return [*panels, svg.Panel("Sparsity", "round", sparsities, top=1.0)]
 
 
 def _in_words(runs: Sequence[Trained]) -> str:
     ends = [f"{run.name}: {run.metrics['test_accuracy'].iloc[-1]:.3f}" for run in runs]
-    return f"Test accuracy and sparsity of {len(runs)} runs by round. Accuracy at the end: {'; '.join(ends)}."
+    return f"Test accuracy of {len(runs)} runs by round and by megabytes sent. At the end: {'; '.join(ends)}."
 
 
 def _table(runs: Sequence[Trained], looks: list[tuple[str, str]]) -> str:
-    heads = ("line", "run", "rounds", "accuracy", "sparsity", "MB sent", "regrown")
+    heads = ("line", "run", "rounds", "accuracy", "sparsity", "MB sent", "returns")
     left = 'style="text-align: left; padding: 0 1em 0 0"'
     out = ["<table><tr>", *(f'<th scope="col" {left}>{h}</th>' for h in heads), "</tr>"]
     for run, look in zip(runs, looks, strict=True):
@@ -113,39 +130,3 @@ def _table(runs: Sequence[Trained], looks: list[tuple[str, str]]) -> str:
         cells += [f"{run.metrics['regrown'].sum():,}"]
         out += ["<tr>", *(f"<td {left}>{c}</td>" for c in cells), "</tr>"]
     return "".join([*out, "</table>"])
-
-
-# A mask.
-
-
-def mask_states(masks: list[Mask], layer: str, round: int) -> np.ndarray:
-    """For each weight of a layer, rows × columns: 0 pruned, 1 kept all along, 2 back after it had been pruned."""
-    now = masks[round][layer].flatten(1).cpu()
-    was_pruned = torch.zeros_like(now)
-    for m in masks[:round]:
-        was_pruned |= ~m[layer].flatten(1).cpu()
-    return (now.int() + (now & was_pruned).int()).numpy()
-
-
-def mask_png(states: np.ndarray) -> bytes:
-    """One square per weight, at most about 800 × 320 points in all."""
-    rows, columns = states.shape
-    side = max(1, min(800 // columns, 320 // rows))
-    picture = Image.fromarray(states.astype(np.uint8).repeat(side, 0).repeat(side, 1), mode="P")
-    picture.putpalette([int(shade[i : i + 2], 16) for shade in (PRUNED, KEPT, REGROWN) for i in (1, 3, 5)])
-    file = BytesIO()
-    picture.save(file, format="png")
-    return file.getvalue()
-
-
-def mask_shown(states: np.ndarray, layer: str, round: int) -> str:
-    """The picture of a layer's mask with its legend and its words."""
-    pruned, stayed, back = np.bincount(states.ravel(), minlength=3).tolist()
-    words = (
-        f"{layer} after round {round}, {states.shape[0]} outputs × {states.shape[1]} inputs: "
-        f"{pruned:,} weights pruned, {stayed:,} kept all along, {back:,} regrown"
-    )
-    legend = zip((PRUNED, KEPT, REGROWN), ("pruned", "kept all along", "regrown"), strict=True)
-    square = '<span style="background: {}; border: 1px solid #555" aria-hidden="true">&emsp;</span>&ensp;{}'
-    key = " &emsp; ".join(square.format(*pair) for pair in legend)
-    return f'{svg.image(mask_png(states), words, "png")}<div>{key}</div><div role="status">{words}.</div>'

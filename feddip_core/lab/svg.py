@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 340, 240  # of a panel
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 48, 40  # around its axes
+WIDTH, HEIGHT = 300, 200  # of a panel
+LEFT, RIGHT, TOP, BOTTOM = 46, 14, 46, 34  # around its axes
+COLUMNS = 2
 DASHES = {"-": "", "--": "7 3", "-.": "8 3 2 3", ":": "2 3"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve, or with `step` the value that holds from each x to the next."""
+    """A curve, or with `step` the value that holds from each x to the next; `faint` is in the background."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -24,6 +25,7 @@ class Line:
     label: str = ""
     style: str = "-"
     step: bool = False
+    faint: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,11 @@ def ticks(high: float, most: int = 5) -> list[float]:
 
 
 def chart(panels: Sequence[Panel]) -> str:
-    """The panels side by side."""
-    parts = [f'<g transform="translate({i * WIDTH} 0)">{_panel(panel)}</g>' for i, panel in enumerate(panels)]
-    size = f'width="{WIDTH * len(panels)}" height="{HEIGHT}" viewBox="0 0 {WIDTH * len(panels)} {HEIGHT}"'
+    """The panels, two in a row."""
+    places = [(i % COLUMNS * WIDTH, i // COLUMNS * HEIGHT) for i in range(len(panels))]
+    parts = [f'<g transform="translate({x} {y})">{_panel(p)}</g>' for (x, y), p in zip(places, panels, strict=True)]
+    wide, high = min(len(panels), COLUMNS) * WIDTH, math.ceil(len(panels) / COLUMNS) * HEIGHT
+    size = f'width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
     style = 'font-family="sans-serif" font-size="11" fill="#222222"'
     white = '<rect width="100%" height="100%" fill="#ffffff"/>'  # a dark page would swallow the letters
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{white}{"".join(parts)}</svg>'
@@ -57,7 +61,8 @@ def chart(panels: Sequence[Panel]) -> str:
 def image(picture: str | bytes, alt: str, kind: str = "svg+xml") -> str:
     """An <img> that carries its picture and its words with it."""
     data = b64encode(picture.encode() if isinstance(picture, str) else picture).decode()
-    return f'<img alt="{escape(alt)}" src="data:image/{kind};base64,{data}" style="max-width: 100%">'
+    look = f"width: 100%; max-width: {COLUMNS * WIDTH}px"
+    return f'<img alt="{escape(alt)}" src="data:image/{kind};base64,{data}" style="{look}">'
 
 
 def swatch(colour: str, style: str) -> str:
@@ -76,7 +81,7 @@ def _panel(panel: Panel) -> str:
         return LEFT + wide * x / xs[-1], TOP + high * (1 - y / ys[-1])
 
     out = [f'<text x="{LEFT}" y="18" font-size="13">{escape(panel.title)}</text>']
-    out.append(f'<text x="{LEFT + wide / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(panel.xlabel)}</text>')
+    out.append(f'<text x="{LEFT + wide / 2}" y="{HEIGHT - 5}" text-anchor="middle">{escape(panel.xlabel)}</text>')
     for x in xs:
         px, py = place(x, 0)
         out.append(f'<text x="{px:.1f}" y="{py + 15:.1f}" text-anchor="middle">{x:g}</text>')
@@ -94,6 +99,7 @@ def _curve(points: list[tuple[float, float]], line: Line) -> str:
         return ""
     steps = [f"H{x:.1f}V{y:.1f}" if line.step else f"L{x:.1f} {y:.1f}" for x, y in points[1:]]
     look = f'fill="none" stroke="{line.colour}" stroke-width="2" stroke-dasharray="{DASHES[line.style]}"'
+    look += ' opacity="0.3"' if line.faint else ""
     x, y = points[-1]
     end = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{line.colour}"/>'
     return f'<path d="M{points[0][0]:.1f} {points[0][1]:.1f}{"".join(steps)}" {look}/>{end}'

@@ -20,6 +20,8 @@ from feddip_core.deploy.source import finished
 from feddip_core.engine import final
 from feddip_core.engine.records import OWN_RECORDS, folder_of
 from feddip_core.lab import classify
+from feddip_core.lab.exercises import rounds_until_return
+from feddip_core.schedules import lambda_at, sparsity_at
 
 ROOT = Path(__file__).parent.parent.parent
 SCREENSHOTS = ROOT / "outputs" / "screenshots"
@@ -145,56 +147,165 @@ def no_errors(page):
     assert outputs and not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
 
 
-def test_the_explorer_is_moved_trained_and_stopped(lab, page):
-    page.set_viewport_size(dict(width=1400, height=2300))  # all of it in one picture
+@pytest.fixture(scope="module")
+def explored(lab, browser):
+    """The explorer in JupyterLab, in a window of 1280 × 800, after its notebook has run."""
+    page = browser.new_page(viewport=dict(width=1280, height=800))
+    page.set_default_timeout(SECONDS * 1000)
     run_all(page, lab, "08_explorer")
-    box = page.locator(".widget-vbox").first
-    planned = box.get_by_role("status").filter(has_text="the whole run sends")
-    picture = box.get_by_role("img", name="the whole run sends")
-    target, rounds = box.get_by_role("slider", name="Target sparsity"), box.get_by_role("slider", name="Rounds T")
+    box = page.locator(".explorer").first
+    box.scroll_into_view_if_needed()
+    yield Explored(page, box)
+    page.close()
 
-    box.get_by_role("combobox", name="Method").select_option("FedDIP")
-    expect(planned).to_contain_text("FedDIP, 12 rounds")
-    expect(planned).to_contain_text("0.900 after the last")
-    before = picture.get_attribute("src")
-    target.press("ArrowLeft")
-    expect(planned).to_contain_text("0.890 after the last")
-    expect(picture).not_to_have_attribute("src", before)
 
-    box.get_by_role("combobox", name="Partition").fill("dirichlet(-1)")
-    box.get_by_role("combobox", name="Partition").press("Enter")
-    expect(box.get_by_role("alert")).to_contain_text("partition: 'dirichlet(-1)' is not allowed; it must be one of")
-    page.screenshot(path=SCREENSHOTS / "explorer-mistake.png")
-    box.get_by_role("combobox", name="Partition").fill("iid")
-    box.get_by_role("combobox", name="Partition").press("Enter")
-    expect(box.get_by_role("alert")).to_have_count(0)
+class Explored:
+    """Its parts, by the names that a screen reader has for them."""
 
-    rounds.press("End")
-    expect(planned).to_contain_text("FedDIP, 200 rounds")
-    progress = box.get_by_role("status").filter(has_text="T 200, seed 0: ")
-    box.get_by_role("button", name="Train").press("Enter")
+    def __init__(self, page, box):
+        self.page, self.box = page, box
+        self.film = box.frame_locator("iframe[title^='Film of']")
+        self.planned = box.get_by_role("status").filter(has_text="the whole run sends")
+
+    def button(self, name):
+        return self.box.get_by_role("button", name=name, exact=True)
+
+    def slider(self, name):
+        return self.box.get_by_role("slider", name=name)
+
+    def snap(self, name):
+        self.box.evaluate("box => box.scrollIntoView()")
+        self.page.screenshot(path=SCREENSHOTS / f"explorer-{name}.png")
+
+    def train(self, preset):
+        self.button(preset).press("Enter")
+        self.button("Train").press("Enter")
+        expect(self.box.get_by_role("status").filter(has_text=f"{preset}: done")).to_be_visible()
+
+
+def test_the_explorer_opens_alive_and_needs_no_scrolling(explored):
+    box, page = explored.box, explored.page
+    expect(explored.planned).to_contain_text("FedDIP, 12 rounds")
+    expect(box.get_by_role("combobox", name="Method")).to_have_value("FedDIP")
+    assert box.get_by_role("slider", disabled=True).count() == 0
+    window = page.locator(".jp-WindowedPanel-outer").bounding_box()
+    for view in ("Compare", "Film", "Plan"):
+        explored.button(view).press("Enter")
+        expect(explored.button(view)).to_have_attribute("aria-pressed", "true")
+        if view == "Film":
+            expect(explored.film.get_by_role("button", name="Play")).to_be_visible()
+        explored.snap(view.lower())
+        size = box.bounding_box()
+        assert size["height"] <= window["height"] and size["width"] <= window["width"], view
+    controls, chart = (
+        explored.slider("Rounds T").bounding_box(),
+        box.get_by_role("img", name="the whole").bounding_box(),
+    )
+    assert controls["x"] + controls["width"] < chart["x"]  # beside each other
+    assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_presets_move_the_sliders_and_say_what_to_look_for(explored):
+    ends = {
+        "The paper": ("40 rounds", "0.900 after the last"),
+        "Prune too fast": ("10 rounds", "0.980 after the last"),
+        "Never reconfigure": ("40 rounds", "0.500 after the last"),
+        "Kill the network": ("40 rounds", "penalty up to 0.285"),
+        "Sparse both ways": ("40 rounds", "2.92 MB up"),
+    }
+    for preset, words in ends.items():
+        explored.button(preset).press("Enter")
+        for word in words:
+            expect(explored.planned).to_contain_text(word)
+    expect(explored.box.get_by_text("Compare with The paper")).to_be_visible()
+    explored.button("Never reconfigure").press("Enter")
+    expect(explored.box.get_by_role("status").filter(has_text="R 50 is more than T 40")).to_be_visible()
+    explored.snap("preset")
+
+
+def beside(explored, alert, name):
+    """Whether the alert stands right below the slider of that name."""
+    slider = explored.box.locator(".widget-slider").filter(has_text=name).bounding_box()
+    return 0 <= alert.bounding_box()["y"] - slider["y"] < 1.6 * slider["height"]
+
+
+def test_an_error_stands_beside_the_slider_that_was_moved(explored):
+    explored.button("The paper").press("Enter")
+    expect(explored.planned).to_contain_text("0.900 after the last")
+    alert = explored.box.get_by_role("alert")
+    for moved, key, words in (
+        ("Target sparsity", "Home", "First sparsity 0.5 must not exceed the target 0"),
+        ("First sparsity", "End", "First sparsity 0.99 must not exceed the target 0.9"),
+    ):
+        explored.slider(moved).press(key)
+        expect(alert).to_contain_text(words)
+        assert beside(explored, alert, moved)
+        expect(explored.box.get_by_text("Dimmed: the last settings that were allowed")).to_be_visible()
+        explored.snap(f"mistake-{moved.split()[0].lower()}")
+        explored.button("The paper").press("Enter")
+        expect(alert).to_have_count(0)
+    number = explored.box.get_by_role("textbox", name="Target sparsity s_p, as a number")
+    number.fill("1.5")
+    number.press("Enter")
+    expect(alert).to_contain_text("1.5 is out of range; it became 0.99")
+    explored.snap("clipped")
+    partition = explored.box.get_by_role("combobox", name="Partition")
+    partition.fill("dirichlet(-1)")
+    partition.press("Enter")
+    expect(alert.filter(has_text="Partition 'dirichlet(-1)' is not allowed; it must be one of iid")).to_be_visible()
+    explored.button("The paper").press("Enter")
+
+
+def test_a_run_is_watched_and_stopped(explored):
+    explored.button("The paper").press("Enter")
+    explored.slider("Rounds T").press("End")
+    expect(explored.planned).to_contain_text("FedDIP, 200 rounds")
+    progress = explored.box.get_by_role("status").filter(has_text="T 200, seed 0: ")
+    explored.button("Train").press("Enter")
     expect(progress).to_contain_text(re.compile(r"being trained, round \d+ of 200, accuracy"))
-    box.get_by_role("button", name="Train").press("Enter")
-    expect(box.get_by_role("alert")).to_contain_text("A run is being trained")
-    page.screenshot(path=SCREENSHOTS / "explorer-training.png")
-    box.get_by_role("button", name="Stop").press("Enter")
+    explored.button("Train").press("Enter")
+    expect(explored.box.get_by_role("alert")).to_contain_text("A run is being trained")
+    explored.snap("training")
+    explored.button("Stop").press("Enter")
     expect(progress).to_contain_text("stopped, round")
     assert int(re.search(r"round (\d+) of 200", progress.text_content())[1]) < 200
 
-    box.get_by_role("combobox", name="Layer").select_option("fc2.weight")
-    box.get_by_role("slider", name="After round").press("Home")
-    mask = box.get_by_role("status").filter(has_text="fc2.weight")
-    expect(mask).to_contain_text("after round 0, ")
-    expect(mask).to_contain_text(" 0 regrown")
-    box.get_by_role("slider", name="After round").press("End")
-    expect(mask).not_to_contain_text("after round 0, ")
-    sizes = box.locator(".widget-slider, .widget-dropdown, .widget-text, .widget-combobox").evaluate_all(
-        "controls => controls.map(control => [control.offsetWidth, control.offsetHeight])"
-    )
-    assert len(sizes) == 15 and len({width for width, _ in sizes}) == 1 and max(height for _, height in sizes) < 60
-    unnamed = r"^\s*- '?(?:slider|button|combobox|textbox|spinbutton|progressbar|img)(?! \").*"
-    assert re.findall(unnamed, box.aria_snapshot(), re.M) == []
-    no_errors(page)
+
+def test_two_runs_side_by_side_and_their_film_by_keyboard(explored):
+    explored.train("The paper")
+    explored.train("Kill the network")
+    explored.button("Compare").press("Enter")
+    words = explored.box.get_by_text("The paper → Kill the network: accuracy ")
+    expect(words).to_contain_text("Settings: Penalty λ_max 0.001 → 0.3, Penalty steps Q 10 → 20")
+    charts = explored.box.get_by_role("img", name="by round and by megabytes sent")
+    expect(charts).to_have_attribute("alt", re.compile(r"The paper: 0\.\d+; Kill the network: 0\.1"))
+    explored.snap("two-runs")
+    explored.button("Film").press("Enter")
+    film = explored.film
+    scrub, counts = film.get_by_role("slider", name="Round of the film"), film.locator(".counts")
+    expect(counts).to_contain_text("The paper: ")
+    scrub.press("Home")
+    expect(counts).to_contain_text(" 0 returned")
+    film.get_by_role("button", name="Play").press("Enter")
+    expect(film.get_by_role("button", name="Pause")).to_be_visible()
+    expect(film.get_by_text(re.compile(r"^round [2-9] of 40$"))).to_be_visible()
+    film.get_by_role("button", name="Pause").press("Enter")
+    expect(film.get_by_role("button", name="Play")).to_be_visible()
+    scrub.press("End")
+    expect(film.get_by_text("round 40 of 40")).to_be_visible()
+    weights, told = film.get_by_role("application", name="Weights of fc2.weight, The paper"), film.locator(".weight")
+    weights.hover(position=dict(x=1, y=1))
+    expect(told).to_contain_text("Output 0, input 0, after round 40")
+    weights.press("ArrowDown")
+    weights.press("ArrowRight")
+    expect(told).to_contain_text(re.compile(r"Output 1, input 1, after round 40: .*(pruned|kept).*, threshold 0\.\d"))
+    explored.snap("film-of-two")
+    unnamed = r"^\s*- '?(?:slider|button|combobox|textbox|spinbutton|progressbar|checkbox|img|iframe)(?! \").*"
+    for view in ("Plan", "Compare", "Film"):
+        explored.button(view).press("Enter")
+        assert re.findall(unnamed, explored.box.aria_snapshot(), re.M) == []
+    assert re.findall(unnamed, film.locator("body").aria_snapshot(), re.M) == []
+    no_errors(explored.page)
 
 
 def test_the_first_teaching_notebook_runs(lab, page):
@@ -286,3 +397,29 @@ def test_every_page_of_the_site_opens_from_disk_and_asks_for_nothing_else(site, 
             page.screenshot(path=SCREENSHOTS / f"site-{path.stem}.png", full_page=True)
     assert said == []
     assert len(asked) > 10 and [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+def test_schedules_and_sawtooth_move_in_the_static_page_and_agree_with_python(site, page):
+    page.goto((site.parent / "04_schedules.html").as_uri())
+    cases = [(T, t, s, Q) for T in (1, 7, 100) for t in range(T) for s in (0.0, 0.5) for Q in (1, 4, 10)]
+    both = "([T, t, s, Q]) => [play.sparsityAt(t, T, s, 0.9), play.lambdaAt(t, T, 1, Q)]"
+    ours = page.evaluate(f"cases => cases.map({both})", cases)
+    theirs = [[sparsity_at(t, T, s, 0.9), lambda_at(t, T, 1, Q)] for T, t, s, Q in cases]
+    assert ours == [pytest.approx(row, abs=1e-12) for row in theirs]
+    words = page.locator("[data-play=schedules]").get_by_role("status")
+    expect(words).to_contain_text("ends at sparsity 0.900")
+    page.get_by_role("slider", name="First sparsity").press("End")
+    expect(page.get_by_text("First sparsity 0.99 must not exceed the target 0.9")).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "site-schedules.png")
+
+    page.goto((site.parent / "03_error_feedback.html").as_uri())
+    for rule in ("paper", "released", "dense_memory"):
+        for steps in (3, 4, 12):
+            back = page.evaluate(f"() => play.sawtooth('{rule}', {steps}, 0.1, 0.85, 50).back")
+            assert back == rounds_until_return(rule, steps, eta=0.1)
+    words = page.locator("[data-play=sawtooth]").get_by_role("status")
+    expect(words).to_contain_text("dense memory: returns after round 3")
+    page.get_by_role("slider", name="Local steps").press("End")
+    expect(words).to_contain_text("paper: returns after round 1; released code: not within 4 rounds")
+    page.locator("[data-play=sawtooth]").scroll_into_view_if_needed()
+    page.screenshot(path=SCREENSHOTS / "site-sawtooth.png")

@@ -12,7 +12,9 @@ from PIL import Image
 from feddip_core import METHODS, Experiment, Method, load_runs, real, run
 from feddip_core.engine.records import folder_of
 from feddip_core.lab import explorer as module
-from feddip_core.lab.explorer import Explorer, mask_png, mask_states
+from feddip_core.lab.explorer import Explorer
+from feddip_core.lab.film import Film, blocks_of, film, frame, mask_png, mask_states, why
+from feddip_core.lab.knobs import PRESETS, remarks
 
 
 @pytest.fixture
@@ -62,31 +64,34 @@ def test_a_slider_redraws_schedules_and_cost(explorer):
 @pytest.mark.parametrize(
     "name, value, message",
     [
-        ("sparsity_initial", 0.95, "sparsity_initial: 0.95 is not allowed; it must be at most sparsity_target, 0.9"),
-        ("partition", "dirichlet(no)", "partition: 'dirichlet(no)' is not allowed; it must be one of iid"),
-        ("seed", -1, "seed: -1 is not allowed; it must be a whole number of at least 0"),
+        ("sparsity_initial", 0.95, "First sparsity 0.95 must not exceed the target 0.9"),
+        ("sparsity_target", 0.1 + 0.2 + 0.14, "First sparsity 0.5 must not exceed the target 0.44"),
+        ("partition", "dirichlet(no)", "Partition 'dirichlet(no)' is not allowed; it must be one of iid"),
+        ("seed", -1, "Seed -1 is not allowed; it must be a whole number of at least 0"),
     ],
 )
 def test_a_mistake_is_named_beside_its_control_until_it_is_mended(explorer, name, value, message):
     good = explorer.controls[name].value
     explorer.controls[name].value = value
     assert explorer.mistake.startswith(message) and explorer.exp is None
-    assert 'role="alert"' in explorer.notes[name].value
+    assert 'role="alert"' in explorer.notes[name].value and explorer.notes[name].layout.display == ""
+    assert "Dimmed" in explorer.plan_view.value and "opacity" in explorer.plan_view.value
     assert not any(note.value for other, note in explorer.notes.items() if other != name)
     button(explorer, "Train").click()
-    assert "a setting above is not allowed" in explorer.train_note.value
+    assert "Not trained: " in explorer.train_note.value
     assert explorer.training is None
     explorer.controls[name].value = good
-    assert explorer.notes[name].value == explorer.train_note.value == ""
+    assert 'role="alert"' not in explorer.notes[name].value + explorer.train_note.value
+    assert "Dimmed" not in explorer.plan_view.value
     assert explorer.exp == explorer.base
 
 
-def test_a_mistake_in_a_setting_without_a_control_is_told_beside_the_button(tiny):
+def test_a_mistake_in_a_setting_without_a_control_is_told_beside_the_control_that_was_moved(tiny):
     explorer = Explorer(tiny(clients=7))
     explorer.controls["partition"].value = "pathological"
-    assert "clients: 7 is not allowed" in explorer.train_note.value
+    assert "clients 7 is not allowed" in explorer.notes["partition"].value
     explorer.controls["partition"].value = "iid"
-    assert explorer.train_note.value == ""
+    assert explorer.notes["partition"].value == explorer.train_note.value == ""
 
 
 def test_every_method_can_be_chosen_and_turns_off_what_it_does_not_have(explorer):
@@ -96,14 +101,14 @@ def test_every_method_can_be_chosen_and_turns_off_what_it_does_not_have(explorer
         assert explorer.exp is not None and explorer.exp.method == method, explorer.mistake
         assert f"{METHODS[method].label}, 3 rounds" in explorer.plan_view.value
         off[method] = {name for name, control in explorer.controls.items() if control.disabled}
-        assert off[method] == {name for name, note in explorer.notes.items() if "has no such setting" in note.value}
+        assert ("does not use: " in explorer.notes["method"].value) == bool(off[method])
         assert not off[method] & explorer.exp.to_dict().keys()
         assert ("at most" in explorer.plan_view.value) == (method == "prunetrain")
     assert off["feddip"] == set()
     assert off["dpf"] == {"sparsity_initial", "lambda_max", "lambda_steps"}
-    assert off["snip"] == {"sparsity_initial", "lambda_max", "lambda_steps", "reconfigure_every"}
+    assert off["snip"] == {"sparsity_initial", "lambda_max", "lambda_steps", "reconfigure_every", "sparse_uplink"}
     assert off["fedavg"] == off["snip"] | {"sparsity_target"}
-    assert off["prunetrain"] == {"sparsity_initial", "sparsity_target", "lambda_steps"}
+    assert off["prunetrain"] == {"sparsity_initial", "sparsity_target", "lambda_steps", "sparse_uplink"}
     explorer.controls["method"].value = "fedprox"
     assert explorer.exp.prox_mu == 0.01  # a method brings its own
 
@@ -254,7 +259,7 @@ def test_runs_are_named_removed_saved_and_opened(finished, tmp_path):
     button(finished, "Open record").click()
     opened = finished.runs[2]
     assert opened.exp == first.exp and finished.chosen is opened
-    assert "Records keep no masks" in finished.mask_view.value
+    assert "A record keeps no masks" in finished.film_view.value
     button(finished, "Remove run").click()
     assert finished.runs == [first, second]
     assert folder_of(first.exp, tmp_path).exists()
@@ -286,26 +291,91 @@ def test_without_a_run_its_buttons_say_so(explorer):
     assert explorer.runs == []
 
 
-def test_the_mask_of_a_layer_round_by_round(finished):
-    finished.choice.value = 0
-    finished.layer.value = "fc3.weight"
-    masks = finished.runs[0].masks
-    for round in (0, 3):
-        finished.round.value = round
-        pruned, kept, back = map(int, re.search(
-            r"(\d+) weights pruned, (\d+) kept all along, (\d+) regrown\.", finished.mask_view.value
-        ).groups())  # fmt: skip
-        assert kept + back == int(masks[round]["fc3.weight"].sum())
-        assert pruned + kept + back == 420
-    assert f'alt="fc3.weight after round {round}, 10 outputs × 42 inputs' in finished.mask_view.value
+def test_presets_move_the_controls_and_any_later_move_leaves_them(explorer):
+    ends = {"The paper": 0.9, "Prune too fast": 0.98, "Never reconfigure": 0.5, "Kill the network": 0.9}
+    for name in PRESETS:
+        button(explorer, name).click()
+        assert explorer.mistake == "" and explorer.exp.method == "feddip", name
+        assert explorer.planned["sparsity"].iloc[-1] == pytest.approx(ends.get(name, 0.9), abs=1e-3)
+        assert explorer.preset == name and explorer.preset_note.value
+    sparse = explorer.planned["uplink_bits"].sum()
+    button(explorer, "The paper").click()
+    assert sparse < 0.5 * explorer.planned["uplink_bits"].sum()
+    explorer.controls["seed"].value = 5
+    assert explorer.preset == explorer.preset_note.value == ""
 
 
-def test_pruned_kept_and_regrown_by_hand():
+@pytest.mark.parametrize("settings, name, words", [
+    (dict(reconfigure_every=9), "reconfigure_every", "R 9 is more than T 3: no new mask. The run ends at sparsity"),
+    (dict(reconfigure_every=2), "reconfigure_every", "after round 2 of 3: the run ends at sparsity 0.885, not"),
+    (dict(lambda_steps=1), "lambda_steps", "One step means no penalty"),
+    (dict(lambda_steps=9), "lambda_steps", "Q 9 is more than T 3"),
+    (dict(lambda_max=0.0), "lambda_steps", "No effect: the penalty is 0"),
+    (dict(sparsity_initial=0.9), "sparsity_target", "Equal to the first sparsity"),
+    (dict(reconfigure_every=1, sparse_uplink=True), "sparse_uplink", "Saves nothing at R 1"),
+])  # fmt: skip
+def test_what_settings_do_in_silence_is_said_beside_their_control(tiny, settings, name, words):
+    explorer = Explorer(tiny(rounds=3, **(dict(reconfigure_every=3, lambda_steps=3) | settings)))
+    assert words in explorer.notes[name].value and 'role="status"' in explorer.notes[name].value
+
+
+def test_a_plain_experiment_needs_no_remark(tiny):
+    explorer = Explorer(tiny(rounds=4, reconfigure_every=2))
+    assert remarks(explorer.exp, explorer.planned) == {}
+
+
+def test_two_runs_stand_side_by_side(finished):
+    finished.choice.value, finished.beside.value = 0, 1
+    assert [run.exp.seed for run in finished.pair] == [0, 1]
+    assert "Settings: Seed 1 → 0. One run each" in finished.compare_view.value
+    finished.choice.value = 1  # which stood beside it
+    assert [run.exp.seed for run in finished.pair] == [1, 0]
+    data = film(finished.pair, "fc3.weight")
+    assert [reel["name"] for reel in data["runs"]] == [run.name for run in finished.pair]
+    assert "<iframe title=" in finished.film_view.value
+
+
+def test_the_film_has_values_masks_and_thresholds_of_every_round(finished):
+    run, layer = finished.runs[0], "fc3.weight"
+    (reel,) = film([run], layer)["runs"]
+    assert (reel["frames"], reel["rows"], reel["columns"]) == (4, 10, 42)
+    values = np.frombuffer(b64decode(reel["values"]), "<i2").reshape(4, 10, 42) * reel["scale"]
+    kept = np.unpackbits(np.frombuffer(b64decode(reel["kept"]), np.uint8))[: 4 * 420].reshape(4, 10, 42)
+    for round in range(4):
+        assert (kept[round] == run.masks[round][layer].numpy()).all()
+        assert sum(reel["counts"][round]) == 420 and reel["counts"][round][0] == (kept[round] == 0).sum()
+        assert np.allclose(values[round], run.frames[round].values[layer], atol=reel["scale"])
+    assert [bar is None for bar in reel["thresholds"]] == [True, True, False, True]  # R = 2
+    assert (abs(values[2][kept[2] == 1]) >= reel["thresholds"][2] - reel["scale"]).all()
+    assert (abs(values[2][kept[2] == 0]) <= reel["thresholds"][2] + reel["scale"]).all()
+
+
+def test_why_returns_differ_is_said_from_the_record_at_full_scale(finished):
+    words = why(finished.runs[0])
+    assert f"{finished.runs[0].metrics['regrown'].sum():,} returns among 15,615 weights in 3 rounds" in words
+    assert "At the paper's scale: 1,257 among 61,470 in 1,000 rounds" in words
+    assert "η 0.1, momentum 0, epochs 1 here; η 0.01, momentum 0, epochs 5 there" in words
+
+
+def test_a_film_in_a_notebook_is_a_picture_and_in_the_gallery_a_film(finished):
+    data, metadata = Film(finished.runs[0], "fc3.weight")._repr_mimebundle_()
+    assert metadata["image/png"]["alt"].startswith("fc3.weight after round 3: ")
+    cell = {"metadata": {"tags": ["play-schedules"]}, "outputs": [{"data": data}]}
+    assert re.findall('data-play="([a-z]+)"', blocks_of(cell)) == ["schedules", "film"]
+    assert blocks_of({"metadata": {}, "outputs": [{"data": {"image/png": ""}}]}) == ""
+
+
+def test_a_name_cannot_break_out_of_the_film(finished):
+    data = film(finished.runs[:1], "fc3.weight")
+    data["runs"][0]["name"] = "</script><b>"
+    assert "</script><b>" not in frame(data) and "script&gt;&lt;b" not in frame(data)
+
+
+def test_pruned_kept_and_returned_by_hand():
     history = [[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 0]]
     masks = [{"layer": torch.tensor(row, dtype=torch.bool).view(2, 2, 1)} for row in history]
-    assert mask_states(masks, "layer", 0).tolist() == [[1, 1], [0, 0]]
-    assert mask_states(masks, "layer", 1).tolist() == [[1, 0], [2, 0]]
-    assert mask_states(masks, "layer", 2).tolist() == [[1, 2], [2, 0]]
+    states = [state.tolist() for state in mask_states(masks, "layer")]
+    assert states == [[[1, 1], [0, 0]], [[1, 0], [2, 0]], [[1, 2], [2, 0]]]
     picture = Image.open(BytesIO(mask_png(np.array([[0, 1, 2]])))).convert("RGB")
     colours = [picture.getpixel((int(picture.width * x), picture.height // 2)) for x in (1 / 6, 3 / 6, 5 / 6)]
     assert colours == [(0xF2, 0xF2, 0xF2), (0x7A, 0x8B, 0x99), (0xD5, 0x5E, 0x00)]

@@ -25,13 +25,13 @@ def test_ticks_are_round_numbers_that_reach_the_top(high, expected):
 def test_a_curve_stands_where_its_values_are():
     line = svg.Line([0, 5, 10], [0.0, 1.0, 0.5], "#123456")
     (path,) = re.findall(r'<path d="(\S+ [^"]*)" fill="none" stroke="#123456"', svg.chart([svg.Panel("", "", [line])]))
-    # 274 wide from 52 on, 152 high from 48 on: the middle of the axis, its top, its right end.
-    assert path == "M52.0 200.0L189.0 48.0L326.0 124.0"
+    # 240 wide from 46 on, 120 high from 46 on: the middle of the axis, its top, its right end.
+    assert path == "M46.0 166.0L166.0 46.0L286.0 106.0"
 
 
 def test_a_step_holds_its_value_until_the_next():
     line = svg.Line([0, 10], [1.0, 0.0], "#123456", step=True)
-    assert 'd="M52.0 48.0H326.0V200.0"' in svg.chart([svg.Panel("", "", [line])])
+    assert 'd="M46.0 46.0H286.0V166.0"' in svg.chart([svg.Panel("", "", [line])])
 
 
 def test_what_is_not_finite_is_left_out_and_nothing_at_all_is_no_error():

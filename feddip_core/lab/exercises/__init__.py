@@ -6,6 +6,7 @@ No answer stands here in clear: the functions that the notebook has called compu
 
 from .checking import Exercise, solution, verdict
 from .course import COURSE
+from .explorer import EXPLORER
 from .results import RESULTS
 from .toys import averaging_fixed_point, quadratic, rounds_until_return
 
@@ -13,7 +14,7 @@ __all__ = [
     "EXERCISES", "Exercise", "averaging_fixed_point", "check", "quadratic", "rounds_until_return", "score", "solution",
 ]  # fmt: skip
 
-EXERCISES: dict[str, Exercise] = COURSE | RESULTS
+EXERCISES: dict[str, Exercise] = COURSE | EXPLORER | RESULTS
 _seen: dict[str, str] = {}  # the last verdict on each exercise of this kernel
 
 
