@@ -193,7 +193,7 @@ def thirty_rounds(folder: str | Path) -> pd.DataFrame:
             last, sent = rounds.iloc[-1], rounds[BITS].to_numpy().sum() / 8e6
             cells = {"test accuracy": f"{last['test_accuracy']:.3f}", "sparsity": f"{last['sparsity']:.3f}"}
             rows[split, label(method)] = cells | {"MB sent, both ways": f"{sent:.1f}", "record": last["run_id"]}
-    return pd.DataFrame(rows).T.rename_axis(["split", "method"])
+    return pd.DataFrame(rows).T.rename_axis(["split", "method"]) if rows else pd.DataFrame()
 
 
 def both_splits(folder: str | Path, dataset: str, preset: str = "laptop") -> pd.DataFrame:

@@ -90,6 +90,13 @@ def test_a_shown_figure_is_a_picture_with_words_and_is_closed(runs, tmp_path):
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == ["figure.png", "figure.svg"]
 
 
+def test_a_figure_describes_itself_or_is_refused(runs):
+    figure = figures.described(figures.quickstart(runs, clients_per_round=2), "four panels")
+    assert figures.show(figure, note="a toy").alt == "four panels (a toy)"
+    with pytest.raises(ValueError, match="alt: '' is not allowed"):
+        figures.show(figures.quickstart(runs, clients_per_round=2))
+
+
 def test_a_note_stands_above_the_figure_and_in_its_words(runs):
     figure = figures.quickstart(runs, clients_per_round=2)
     picture = figures.show(figure, "four panels", note="reduced: E = 1 for 5")

@@ -313,6 +313,33 @@ def test_the_figures_of_feddip_alone(rounds):
     plt.close(figure)
 
 
+def test_thirty_rounds_of_every_method_are_in_the_records(tmp_path):
+    table = results.thirty_rounds(OWN_RECORDS)
+    assert len(table.loc["IID"]) == 10 and len(table.loc["pathological"]) == 3
+    assert table.loc[("IID", "FedDIP")].tolist() == ["0.645", "0.900", "46.8", "69ac2a221225"]
+    assert table.loc["pathological"]["test accuracy"].tolist() == ["0.367", "0.366", "0.464"]
+    assert results.thirty_rounds(tmp_path).empty
+
+
+def test_the_schedules_and_the_entropy_by_hand():
+    plan = results.schedules_of(Experiment.preset("paper"))
+    assert plan["masks"].tolist() == [200, 200] and plan["first λ"].tolist() == [0, 0]
+    assert plan["last s"].tolist() == pytest.approx([0.9, 0.89999995], abs=1e-12)
+    assert plan["last λ"].tolist() == pytest.approx([9e-4, 9.7368421e-4])
+    assert [results.entropy(s) for s in (0.5, 0.0, 0.25)] == pytest.approx([1, 0, 0.8112781])
+
+
+def test_a_budget_stops_a_run_by_either_count(rounds):
+    rounds = rounds.reset_index(drop=True).assign(downlink_mebibits_released=1.0, uplink_mebibits_released=1.0)
+    stops = results.stops(rounds, budget=4.0)
+    assert stops["round, released count"].tolist() == [2, 2, 2] and stops["round, exact count"].tolist() == [3, 3, 3]
+    table = results.at_budget_beside_paper({"feddip": [Experiment.preset("paper")]}, stops, {})
+    assert table.loc["feddip", ["released count", "round, released count", "n"]].tolist() == ["75.00 ± 7.07", 2, 2]
+    cost = results.whole_cost({"fedavg": [], "feddip": []}, rounds)
+    assert cost["share"].round(3).tolist() == [1.0, 0.833]  # 500 of 600 bits
+    assert results.zeros_before(rounds.head(3)).tolist() == [1, 2]
+
+
 def test_a_penalty_is_the_best_of_its_grid():
     """In the records that README reports, by the statistic of the paper's table."""
     grid = results.searched("fedprox_grid", "paper", "fashion_mnist", OWN_RECORDS, "highest five")["highest five"]

@@ -1,7 +1,7 @@
 """Checked exercises: `check` gives a verdict that fits the mistake, `score` counts the right answers of a notebook.
 
-No answer stands here in clear: the functions that the notebook has called compute each. To add an exercise, put an
-`Exercise` into a dict such as `course.COURSE` or `results.RESULTS`; its name begins with its notebook's number.
+No answer stands here in clear: the functions that the notebook has called compute each. To add one, put an `Exercise`
+into a dict such as `course.COURSE` or `results.RESULTS`; its name begins with its notebook's number.
 """
 
 from .checking import Exercise, solution, verdict
