@@ -42,7 +42,7 @@ def _uplink(folder: str | Path) -> str:
         return "**The dense upload buys nothing.** No record of FedDIP is there to show it."
     total = sent.loc["dense"].mean()
     said = (
-        f"**The dense upload buys nothing.** It is {total['uplink_bits'] / total.sum():.0%} of FedDIP's "
+        f"**The dense upload buys nothing.** It is {100 * total['uplink_bits'] / total.sum():.0f} % of FedDIP's "
         f"{total.sum():,.0f} MB. `sparse_uplink=True` sends pruned weights only in rounds whose server reads them."
     )
     if "sparse" not in sent.index:
