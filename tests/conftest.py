@@ -54,6 +54,19 @@ def mini(read_once):
     return sources.load("fashion_mini")
 
 
+@pytest.fixture(scope="session")
+def fashion_mnist():
+    """The real data, where they are; nothing is downloaded for a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "_download", lambda name, root: (_ for _ in ()).throw(OSError("not in a test")))
+        try:
+            return sources.load("fashion_mnist")
+        except sources.DataError as error:
+            if os.environ.get("DATA_REQUIRED"):
+                raise
+            pytest.skip(str(error))
+
+
 @pytest.fixture(autouse=True)
 def no_methods_of_other_tests():
     """A class that a test defines and uses is a known method; the next test does not know it."""

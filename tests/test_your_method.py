@@ -244,18 +244,6 @@ def test_the_notebook_builds_one_step_by_step():
     assert len(classes) >= 2 and all(len(source.splitlines()) <= 20 for source in classes)
 
 
-def test_readmes_method_runs(tmp_path, monkeypatch):
-    blocks = (ROOT / "README.md").read_text("utf-8").split("```python\n")[1:]
-    (block,) = [block.split("```")[0] for block in blocks if "(Method):" in block]
-    (tmp_path / "from_readme.py").write_text(
-        block.replace('run(Experiment.preset("smoke"), method=OneShot)', ""), "utf-8"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    result = run(small(method="from_readme:OneShot", rounds=10))
-    METHODS.pop("from_readme:OneShot")
-    assert result.metrics["sparsity"].round(2).tolist() == [0.0] * 7 + [0.9] * 3
-
-
 def test_a_class_whose_source_is_nowhere_is_refused():
     space = {"Method": Method}
     exec("class Ghost(Method):\n    def lam(self, t):\n        return 0.0", space)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from feddip_core import Experiment, load_model, run
 from feddip_core.engine import final, measure, partitions, sources
 from feddip_core.engine.checkpoints import digest
-from feddip_core.engine.records import folder_of, load_run
+from feddip_core.engine.records import OWN_RECORDS, folder_of, load_run
 
 CASES = {
     "lenet5": dict(rounds=2, sparsity_initial=0.5, sparsity_target=0.9, reconfigure_every=1),
@@ -40,6 +40,18 @@ def test_a_finished_run_keeps_the_model_that_it_measured(tiny, tmp_path, monkeyp
             "w": (6383, torch.float32), "mask": (7684, torch.uint8)
         }  # fmt: skip
         assert (folder / final.NAME).stat().st_size < 34_000
+
+
+COMMITTED = sorted(path.parent for path in OWN_RECORDS.glob("fashion_mnist/*/model.safetensors"))
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
+def test_a_committed_model_is_as_good_as_its_record_says(folder, fashion_mnist, monkeypatch):
+    monkeypatch.setattr(sources, "load", lambda *_: fashion_mnist)  # read once for all
+    last = pd.read_csv(folder / "metrics.csv").iloc[-1]
+    accuracy, loss = final.tested(folder)
+    assert accuracy == pytest.approx(last["test_accuracy"], abs=2e-4)  # another processor may round a near tie
+    assert loss == pytest.approx(last["test_loss"], rel=1e-4)
 
 
 def test_each_client_is_tested_on_its_own_share(tiny, tmp_path):

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 
 from feddip_core import Experiment, run
-from feddip_core.engine import sources
 from feddip_core.engine.records import OWN_RECORDS, folder_of
 from feddip_core.study import figures, results, summary, tables
 
@@ -464,18 +463,10 @@ def test_what_is_said_of_the_reduced_runs_is_in_the_records():
     assert results.layers(Experiment.preset("laptop", "cifar10"))["size"].sum() == 368_152
 
 
-def test_feddips_record_can_be_made_again(monkeypatch):
+@pytest.mark.slow
+def test_feddips_record_can_be_made_again(fashion_mnist):
     """Up to the first mask and a round beyond; to the bit on a machine of its kind, elsewhere but for rounding."""
-
-    def no_network(name, root):
-        raise OSError("not in a test")
-
-    monkeypatch.setattr(sources, "_download", no_network)
     exp = Experiment.preset("paper")
-    try:
-        sources.load(exp.dataset)
-    except sources.DataError:
-        pytest.skip("Fashion-MNIST is not on this machine")
     kept = pd.read_csv(folder_of(exp, OWN_RECORDS) / "metrics.csv").head(6)
     again = run(exp, until=6, progress=False).metrics
     assert again["test_accuracy"].tolist() == pytest.approx(kept["test_accuracy"].tolist(), abs=5e-3)

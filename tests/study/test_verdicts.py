@@ -113,8 +113,7 @@ def test_a_changed_record_changes_what_readme_and_reproduction_say(changed):
     said = {
         runs: results.compare(results.compared(runs), "Table III", "feddip", "feddp") for runs in (OWN_RECORDS, changed)
     }
-    assert said[OWN_RECORDS] in outputs_of("reproduction") and said[OWN_RECORDS] in text
-    assert said[changed] not in outputs_of("reproduction") and said[changed] not in text
+    assert said[OWN_RECORDS] in outputs_of("reproduction") and said[changed] not in outputs_of("reproduction")
 
 
 WORDS = r"above|below|better|worse|ahead|behind|more accurate|less accurate|leads?|outperforms?|beats?|level with"
@@ -133,7 +132,7 @@ def test_no_sentence_that_compares_is_written_by_hand():
         "<!-- a -->\nFedDIP above FedDP\n<!-- end of a -->"
     )
     text = (ROOT / "README.md").read_text("utf-8")
-    assert comparisons(text[text.index("## Results") : text.index("## Every method, thirty rounds")]) == []
+    assert comparisons(text) == []
     cells = nbformat.read(ROOT / "notebooks" / "10_reproduction.ipynb", as_version=4).cells
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     # The runs of reduced size have one seed; test_results.py holds what is said of them to the records.
