@@ -102,7 +102,7 @@ def output_faults(cell) -> list[str]:
     return [f"{fault}: {cell.source[:60]}" for fault in found]
 
 
-UNEXPLAINED = {"34_use_the_model"}  # notebooks whose assertions are still to be explained
+UNEXPLAINED = set()  # notebooks whose assertions are still to be explained
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
