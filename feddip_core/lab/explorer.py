@@ -145,6 +145,12 @@ class Explorer:
         self._moved("")
         self.preset, self.preset_note.value = name, said(words)
 
+    def _name(self) -> str:
+        """The preset's name while every control is where the preset put it, else the settings in words."""
+        settings = knobs.PRESETS[self.preset][0] if self.preset else {}
+        at_preset = settings and all(self.controls[k].value == v for k, v in settings.items())
+        return self.preset if at_preset else describe(self.exp.to_dict())
+
     def _moved(self, name: str) -> None:
         if not self.held:
             self.preset = self.preset_note.value = ""
@@ -193,7 +199,7 @@ class Explorer:
             raise RuntimeError("A run is being trained; stop it first, or wait for it.")
         if self.exp is None:
             raise ValueError(f"Not trained: {self.mistake}")
-        self.training, self.running = Training(self.exp, self._watch), self.preset or describe(self.exp.to_dict())
+        self.training, self.running = Training(self.exp, self._watch), self._name()
         self.view.value = "Compare"
         self.training.thread.start()
 

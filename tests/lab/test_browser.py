@@ -258,6 +258,7 @@ def test_an_error_stands_beside_the_slider_that_was_moved(explored):
 
 def test_a_run_is_watched_and_stopped(explored):
     explored.button("The paper").press("Enter")
+    expect(explored.planned).to_contain_text("FedDIP, 40 rounds")
     explored.slider("Rounds T").press("End")
     expect(explored.planned).to_contain_text("FedDIP, 200 rounds")
     progress = explored.box.get_by_role("status").filter(has_text="T 200, seed 0: ")
@@ -406,7 +407,7 @@ def test_schedules_and_sawtooth_move_in_the_static_page_and_agree_with_python(si
     ours = page.evaluate(f"cases => cases.map({both})", cases)
     theirs = [[sparsity_at(t, T, s, 0.9), lambda_at(t, T, 1, Q)] for T, t, s, Q in cases]
     assert ours == [pytest.approx(row, abs=1e-12) for row in theirs]
-    words = page.locator("[data-play=schedules]").get_by_role("status")
+    words = page.locator("[data-play=schedules] p[role=status]")
     expect(words).to_contain_text("ends at sparsity 0.900")
     page.get_by_role("slider", name="First sparsity").press("End")
     expect(page.get_by_text("First sparsity 0.99 must not exceed the target 0.9")).to_be_visible()
@@ -417,7 +418,7 @@ def test_schedules_and_sawtooth_move_in_the_static_page_and_agree_with_python(si
         for steps in (3, 4, 12):
             back = page.evaluate(f"() => play.sawtooth('{rule}', {steps}, 0.1, 0.85, 50).back")
             assert back == rounds_until_return(rule, steps, eta=0.1)
-    words = page.locator("[data-play=sawtooth]").get_by_role("status")
+    words = page.locator("[data-play=sawtooth] p[role=status]")
     expect(words).to_contain_text("dense memory: returns after round 3")
     page.get_by_role("slider", name="Local steps").press("End")
     expect(words).to_contain_text("paper: returns after round 1; released code: not within 4 rounds")

@@ -62,7 +62,7 @@ def test_a_weight_that_is_too_large_for_sixteen_bits_is_named(tiny, mini):
     method = assemble(tiny("fedavg", value_bits=16), mini).method
     w = torch.zeros(method.layout.size)
     w[0] = -70_000.0
-    message = r"value_bits: 16 is not allowed here; client 3 has a weight of 70000, and the largest float16 is 65504"
+    message = r"value_bits: 16 is not allowed here; client 3 has a weight of 70000, but the largest float16 is 65504"
     with pytest.raises(ValueError, match=message):
         method.rounded(w, "client 3")
     w[0] = torch.nan  # a run that diverges is recorded as such

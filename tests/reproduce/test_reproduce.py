@@ -56,7 +56,7 @@ def test_the_results_come_from_the_records(asked):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--notebooks", "none"], "notebooks: 'none' is not allowed; it must be one of 01_federated_averaging"),
+    (["--notebooks", "none"], "notebooks: 'none' is not allowed; it must be one of 00_start_here"),
     (["--preset", "paper"], "--preset and --dataset belong together"),
     (["--jobs", "0"], "invalid choice: 0"),
 ])  # fmt: skip
