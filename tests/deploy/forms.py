@@ -48,6 +48,8 @@ def pruned(net, sparsity):
     for w in weights:
         threshold = w.detach().abs().flatten().kthvalue(max(1, int(sparsity * w.numel()))).values
         w.data[w.abs() <= threshold] = 0
+        # He's variance for what is left: else signals fade with depth, and no form could differ from another.
+        w.data *= (2 / w[0].numel()) ** 0.5 / w.detach().square().mean().sqrt()
     return net.eval()
 
 
