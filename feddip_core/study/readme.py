@@ -16,7 +16,6 @@ from .findings import findings
 
 ROOT = Path(__file__).parent.parent.parent
 OUTPUTS = ROOT / "outputs"
-COMMAND = "make runs PRESET=paper SEEDS='0 1 2' OPTIONS='--results all'"
 BARE, FLOWER = "a bare PyTorch loop, one thread", "Flower's simulation, FedAvg, eager clients, two processes"
 # Of outputs/benchmarks: the case, README's name for it, and what it is measured against.
 ROUNDS = [
