@@ -80,6 +80,11 @@ def lab(tmp_path_factory):
         home / "jupyter_config_dir/labconfig/page_config.json",
         disabledExtensions={"@jupyterlab/apputils-extension:announcements": True},
     )
+    # A save in the middle of a test can take the focus away from what is about to be pressed.
+    settings(
+        home / "jupyterlab_settings_dir/@jupyterlab/docmanager-extension/plugin.jupyterlab-settings",
+        autosave=False,
+    )
     # Cells outside the window would not be in the page.
     settings(
         home / "jupyterlab_settings_dir/@jupyterlab/notebook-extension/tracker.jupyterlab-settings",
@@ -120,6 +125,22 @@ def until(condition, what):
             return found
         time.sleep(0.1)
     raise TimeoutError(what)
+
+
+def press(locator, key, seen, *args, patience=20):
+    """Press a key until the page shows what it does: `seen`, a method of `expect`, holds for these arguments.
+
+    JupyterLab may move the focus between the two halves of a press, which is then lost. Only for keys that do no harm
+    when they are pressed twice.
+    """
+    end = time.monotonic() + SECONDS
+    while True:
+        locator.press(key)
+        try:
+            return seen(*args, timeout=patience * 1000)
+        except AssertionError:
+            if time.monotonic() > end:
+                raise
 
 
 CELLS = """window.jupyterapp.shell.currentWidget.content.widgets
@@ -177,10 +198,26 @@ class Explored:
         self.box.evaluate("box => box.scrollIntoView()")
         self.page.screenshot(path=SCREENSHOTS / f"explorer-{name}.png")
 
+    def show(self, view):
+        press(self.button(view), "Enter", expect(self.button(view)).to_have_attribute, "aria-pressed", "true")
+
+    def preset(self, name):
+        press(self.button(name), "Enter", expect(self.planned).to_contain_text, re.compile(PRESETS[name]))
+
     def train(self, preset):
-        self.button(preset).press("Enter")
-        self.button("Train").press("Enter")
-        expect(self.box.get_by_role("status").filter(has_text=f"{preset}: done")).to_be_visible()
+        self.preset(preset)
+        progress = self.box.get_by_role("status").filter(has_text=f"{preset}: ")
+        press(self.button("Train"), "Enter", expect(progress).to_be_visible, patience=60)
+        expect(progress).to_contain_text(f"{preset}: done")
+
+
+PRESETS = {
+    "The paper": r"40 rounds.*0\.900 after the last.*7\.55 MB up",
+    "Prune too fast": r"10 rounds.*0\.980 after the last",
+    "Never reconfigure": r"40 rounds.*0\.500 after the last",
+    "Kill the network": r"40 rounds.*penalty up to 0\.285",
+    "Sparse both ways": r"40 rounds.*2\.92 MB up",
+}  # and what the plan then says
 
 
 def test_the_explorer_opens_alive_and_needs_no_scrolling(explored):
@@ -190,8 +227,7 @@ def test_the_explorer_opens_alive_and_needs_no_scrolling(explored):
     assert box.get_by_role("slider", disabled=True).count() == 0
     window = page.locator(".jp-WindowedPanel-outer").bounding_box()
     for view in ("Compare", "Film", "Plan"):
-        explored.button(view).press("Enter")
-        expect(explored.button(view)).to_have_attribute("aria-pressed", "true")
+        explored.show(view)
         if view == "Film":
             expect(explored.film.get_by_role("button", name="Play")).to_be_visible()
         explored.snap(view.lower())
@@ -206,19 +242,10 @@ def test_the_explorer_opens_alive_and_needs_no_scrolling(explored):
 
 
 def test_presets_move_the_sliders_and_say_what_to_look_for(explored):
-    ends = {
-        "The paper": ("40 rounds", "0.900 after the last"),
-        "Prune too fast": ("10 rounds", "0.980 after the last"),
-        "Never reconfigure": ("40 rounds", "0.500 after the last"),
-        "Kill the network": ("40 rounds", "penalty up to 0.285"),
-        "Sparse both ways": ("40 rounds", "2.92 MB up"),
-    }
-    for preset, words in ends.items():
-        explored.button(preset).press("Enter")
-        for word in words:
-            expect(explored.planned).to_contain_text(word)
+    for preset in PRESETS:
+        explored.preset(preset)
     expect(explored.box.get_by_text("Compare with The paper")).to_be_visible()
-    explored.button("Never reconfigure").press("Enter")
+    explored.preset("Never reconfigure")
     expect(explored.box.get_by_role("status").filter(has_text="R 50 is more than T 40")).to_be_visible()
     explored.snap("preset")
 
@@ -230,70 +257,62 @@ def beside(explored, alert, name):
 
 
 def test_an_error_stands_beside_the_slider_that_was_moved(explored):
-    explored.button("The paper").press("Enter")
-    expect(explored.planned).to_contain_text("0.900 after the last")
+    explored.preset("The paper")
     alert = explored.box.get_by_role("alert")
     for moved, key, words in (
         ("Target sparsity", "Home", "First sparsity 0.5 must not exceed the target 0"),
         ("First sparsity", "End", "First sparsity 0.99 must not exceed the target 0.9"),
     ):
-        explored.slider(moved).press(key)
-        expect(alert).to_contain_text(words)
+        press(explored.slider(moved), key, expect(alert).to_contain_text, words)
         assert beside(explored, alert, moved)
         expect(explored.box.get_by_text("Dimmed: the last settings that were allowed")).to_be_visible()
         explored.snap(f"mistake-{moved.split()[0].lower()}")
-        explored.button("The paper").press("Enter")
-        expect(alert).to_have_count(0)
+        press(explored.button("The paper"), "Enter", expect(alert).to_have_count, 0)
     number = explored.box.get_by_role("textbox", name="Target sparsity s_p, as a number")
     number.fill("1.5")
-    number.press("Enter")
-    expect(alert).to_contain_text("1.5 is out of range; it became 0.99")
+    press(number, "Enter", expect(alert).to_contain_text, "1.5 is out of range; it became 0.99")
     explored.snap("clipped")
     partition = explored.box.get_by_role("combobox", name="Partition")
     partition.fill("dirichlet(-1)")
-    partition.press("Enter")
-    expect(alert.filter(has_text="Partition 'dirichlet(-1)' is not allowed; it must be one of iid")).to_be_visible()
-    explored.button("The paper").press("Enter")
+    press(
+        partition,
+        "Enter",
+        expect(alert.filter(has_text="Partition 'dirichlet(-1)' is not allowed; it must be one of iid")).to_be_visible,
+    )
+    press(explored.button("The paper"), "Enter", expect(alert).to_have_count, 0)
 
 
 def test_a_run_is_watched_and_stopped(explored):
-    explored.button("The paper").press("Enter")
-    expect(explored.planned).to_contain_text("FedDIP, 40 rounds")
-    explored.slider("Rounds T").press("End")
-    expect(explored.planned).to_contain_text("FedDIP, 200 rounds")
+    explored.preset("The paper")
+    press(explored.slider("Rounds T"), "End", expect(explored.planned).to_contain_text, "FedDIP, 200 rounds")
     progress = explored.box.get_by_role("status").filter(has_text="T 200, seed 0: ")
-    explored.button("Train").press("Enter")
+    press(explored.button("Train"), "Enter", expect(progress).to_contain_text, "being trained", patience=60)
     expect(progress).to_contain_text(re.compile(r"being trained, round \d+ of 200, accuracy"))
-    explored.button("Train").press("Enter")
-    expect(explored.box.get_by_role("alert")).to_contain_text("A run is being trained")
+    press(explored.button("Train"), "Enter", expect(explored.box.get_by_role("alert")).to_contain_text, "being trained")
     explored.snap("training")
-    explored.button("Stop").press("Enter")
-    expect(progress).to_contain_text("stopped, round")
+    press(explored.button("Stop"), "Enter", expect(progress).to_contain_text, "stopped, round")
     assert int(re.search(r"round (\d+) of 200", progress.text_content())[1]) < 200
 
 
 def test_two_runs_side_by_side_and_their_film_by_keyboard(explored):
     explored.train("The paper")
     explored.train("Kill the network")
-    explored.button("Compare").press("Enter")
+    explored.show("Compare")
     words = explored.box.get_by_text("The paper → Kill the network: accuracy ")
     expect(words).to_contain_text("Settings: Penalty λ_max 0.001 → 0.3, Penalty steps Q 10 → 20")
     charts = explored.box.get_by_role("img", name="by round and by megabytes sent")
     expect(charts).to_have_attribute("alt", re.compile(r"The paper: 0\.\d+; Kill the network: 0\.1"))
     explored.snap("two-runs")
-    explored.button("Film").press("Enter")
+    explored.show("Film")
     film = explored.film
     scrub, counts = film.get_by_role("slider", name="Round of the film"), film.locator(".counts")
     expect(counts).to_contain_text("The paper: ")
-    scrub.press("Home")
-    expect(counts).to_contain_text(" 0 returned")
-    film.get_by_role("button", name="Play").press("Enter")
-    expect(film.get_by_role("button", name="Pause")).to_be_visible()
+    press(scrub, "Home", expect(counts).to_contain_text, " 0 returned")
+    playing, paused = (film.get_by_role("button", name=name) for name in ("Pause", "Play"))
+    press(paused, "Enter", expect(playing).to_be_visible)
     expect(film.get_by_text(re.compile(r"^round [2-9] of 40$"))).to_be_visible()
-    film.get_by_role("button", name="Pause").press("Enter")
-    expect(film.get_by_role("button", name="Play")).to_be_visible()
-    scrub.press("End")
-    expect(film.get_by_text("round 40 of 40")).to_be_visible()
+    press(playing, "Enter", expect(paused).to_be_visible)
+    press(scrub, "End", expect(film.get_by_text("round 40 of 40")).to_be_visible)
     weights, told = film.get_by_role("application", name="Weights of fc2.weight, The paper"), film.locator(".weight")
     weights.hover(position=dict(x=1, y=1))
     expect(told).to_contain_text("Output 0, input 0, after round 40")
@@ -303,7 +322,7 @@ def test_two_runs_side_by_side_and_their_film_by_keyboard(explored):
     explored.snap("film-of-two")
     unnamed = r"^\s*- '?(?:slider|button|combobox|textbox|spinbutton|progressbar|checkbox|img)(?! \").*"
     for view in ("Plan", "Compare", "Film"):
-        explored.button(view).press("Enter")
+        explored.show(view)
         # While a view is drawn, a part of it may not have its name yet.
         until(lambda: not re.findall(unnamed, explored.box.aria_snapshot(), re.M), f"{view}: every control has a name")
     until(lambda: not re.findall(unnamed, film.locator("body").aria_snapshot(), re.M), "the film's controls have names")
