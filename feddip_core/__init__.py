@@ -1,6 +1,6 @@
 """FedDIP: federated learning of one sparse network by dynamic pruning and incremental regularisation.
 
-The modules of this folder are the algorithm. Methods, engine, study, lab, Flower and deploy are sub-packages.
+The modules of this folder are the algorithm. Sub-packages hold methods, engine, study, lab, Flower and deploy.
 """
 
 import sys
@@ -16,14 +16,14 @@ from .method import METHODS, Method
 from .settings import choice, flag, real, whole
 
 __version__ = version("feddip-core")
-__all__ = [  # what is public
+__all__ = [  # the public interface
     "METHODS", "Experiment", "Method", "Run", "__version__", "check_parameters", "choice", "flag", "load_model",
     "load_runs", "real", "run", "whole",
 ]  # fmt: skip
 
 
 def _curves(experiment: Experiment):
-    """In a notebook, what draws a run's curves. Matplotlib is imported there alone, and need not be installed."""
+    """The observer that draws a run's curves in a notebook. Matplotlib is imported only here, and is optional."""
     if "ipykernel" not in sys.modules:
         return None
     try:

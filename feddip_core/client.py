@@ -1,6 +1,6 @@
 """What a client does: E epochs of SGD on dense weights, with gradients taken at the pruned ones (Eq. 8 and 10).
 
-Parameters are one flat vector, so a step is a handful of vector operations whatever the network.
+Parameters are one flat vector, so a step is a few vector operations for any network.
 A `gradient` is any function (u, x, y) -> (loss, ∇loss at u); the network's is `eager_gradient`.
 A `term` is any function (g, u) that adds the gradient of one more summand of the objective to g.
 """
@@ -39,7 +39,7 @@ def eager_gradient(forward: Forward, statistics: Mapping[str, Tensor], loss_of=F
 
 
 def group_penalty(u: Tensor, layers: Sequence[slice]) -> Tensor:
-    """Σ_z ‖u_z‖₂, the norm of each layer, not squared (Eq. 8)."""
+    """Σ_z ‖u_z‖₂, the sum of the layers' norms, not squared (Eq. 8)."""
     return torch.stack([u[z].norm() for z in layers]).sum()
 
 
@@ -83,9 +83,9 @@ def train_(
     w: Tensor, m: Tensor | None, gradient: Gradient, batches: Iterable[tuple[Tensor, Tensor]], eta: float,
     momentum: float = 0.0, **step,
 ) -> Tensor:  # fmt: skip
-    """Take a step on every batch, and return their mean cross-entropy without waiting for the device.
+    """Take a step on every batch, and return the mean cross-entropy without waiting for the device.
 
-    If w, m and the batches have one row per client, it trains all of them and returns one loss per client.
+    If w, m and the batches have one row per client, this trains all of them and returns one loss per client.
     """
     velocity = torch.zeros_like(w) if momentum else None
     total, seen = torch.zeros(w.shape[:-1], device=w.device), 0
@@ -99,8 +99,8 @@ def train_(
 class Clients:
     """An experiment's clients: their data, the network that each one trains, and how it takes a step.
 
-    They are trained one after the other on one network, so memory grows neither with N nor with K. `forward` is the
-    network as a function of its parameters; a `kernel`, if there is one, computes `gradient` and `logits` instead.
+    They train one after the other on one network, so memory grows neither with N nor with K. `forward` is the network
+    as a function of its parameters. A `kernel`, if there is one, computes `gradient` and `logits` instead.
     """
 
     def __init__(self, exp: Experiment, dataset: data.Dataset, net: nn.Module, kernel: Any, forward: Forward):
@@ -110,7 +110,7 @@ class Clients:
         self.layout = Layout.of(net)
         buffers = dict(net.named_buffers())
         self.first_statistics = self.layout.statistics.flat(buffers).to(self.device)
-        # A batch norm with momentum=None weighs a batch by how many it has seen: every client counts from the start.
+        # A batch norm with momentum=None weights a batch by how many it has seen: every client counts from zero.
         self.counters = {k: v.clone() for k, v in buffers.items() if not v.is_floating_point()}
         own = models.norm_names(net) if exp.batch_norm == "local" else []
         places = [i for k in own for i in range(self.layout.size)[self.layout.spans[k]]]
@@ -122,7 +122,7 @@ class Clients:
         return self.layout.flat(dict(self.net.named_parameters()))
 
     def batches(self, n: int, t: int, purpose: str, epochs: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """Client n's samples in an order that belongs to this round and purpose."""
+        """Client n's samples, in the order of this round and purpose."""
         order = stream(self.exp.seed, purpose, t, n)
         return data.batches(self.data, self.parts[n], self.exp.batch_size, epochs, order)
 
@@ -131,7 +131,7 @@ class Clients:
         if self.kernel and loss_of is F.cross_entropy:
             return self.kernel.gradient
         for module in models.batch_norms(self.net.train()).values():
-            module.train(self.exp.batch_norm != "frozen" or t == 0)  # frozen: they use what the first round has left
+            module.train(self.exp.batch_norm != "frozen" or t == 0)  # frozen: they use the first round's statistics
         counters = {k: v.clone() for k, v in self.counters.items()}
         statistics = self.first_statistics.clone() if statistics is None else statistics
         return eager_gradient(self.forward, self.buffers(statistics) | counters, loss_of)
@@ -143,15 +143,15 @@ class Clients:
         self, w: Tensor, m: Mask | None, batches: Iterable[tuple[Tensor, Tensor]], t: int = 0,
         statistics: Tensor | None = None, terms: Sequence[Term] = (), feedback: bool = True,
     ) -> Tensor:  # fmt: skip
-        """Take a step on each batch, as round t does, and return their mean loss."""
+        """Take a step on each batch at the rates of round t, and return the mean loss."""
         flat = self.layout.flat_mask(m, like=w) if m else None
-        # Feedback moves pruned weights, and a term may read their gradients. Otherwise a kernel may leave them out.
+        # Feedback moves pruned weights, and a term may read their gradients. Otherwise a kernel may skip them.
         skips = self.kernel and flat is not None and not feedback and not terms
         gradient = self.kernel.gradient_of(flat) if skips else self.gradient(statistics, t=t)
         return train_(w, flat, gradient, batches, **self.rates(t), terms=terms, feedback=feedback)
 
     def rates(self, t: int) -> dict[str, float]:
-        """η_t and the rest of what SGD needs."""
+        """η_t, weight decay and momentum of round t."""
         eta = learning_rate_at(t, eta_0=self.exp.learning_rate, decay=self.exp.learning_rate_decay)
         return dict(eta=eta, weight_decay=self.exp.weight_decay, momentum=self.exp.momentum)
 
@@ -164,18 +164,18 @@ class Clients:
             return self.gradient(statistics, loss_of, t)(w, x, y)[1]
 
     def logits_of(self, u: Tensor, statistics: Tensor) -> Callable[[Tensor], Tensor]:
-        """x -> logits of the network with parameters u, as it is tested."""
+        """x -> logits of the network with parameters u, in evaluation mode."""
         if self.kernel:
             return lambda x: self.kernel.logits(u, x)
         tensors = self.layout.views(u) | self.buffers(statistics)
         return lambda x: functional_call(self.net.eval(), tensors, (x,))
 
     def norms_of(self, w: Tensor, statistics: Tensor) -> dict[str, Tensor]:
-        """The part of a model that stays at its client: its batch norms with batch_norm="local", else nothing."""
+        """The part of a model that stays with its client: the batch norms if batch_norm="local", else nothing."""
         return {"norms": torch.cat([w[self.norms], statistics])} if self.exp.batch_norm == "local" else {}
 
     def with_norms(self, w: Tensor, statistics: Tensor, own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The server's model with a client's own batch norms in it; new tensors."""
+        """The server's model with the client's own batch norms; statistics are a copy."""
         if "norms" not in own:
             return w, statistics.clone()
         w = w.clone()

@@ -1,7 +1,7 @@
-"""What travels, said once: bits are counted from a payload, Flower's bytes are packed from it, a plan adds it up.
+"""What is sent, defined once: a payload gives the bit counts, Flower's bytes and the sums of a plan.
 
-A weight takes 32 bits, or 16 with `value_bits`. Of a pruned model only the kept weights travel; their positions are a
-mask of one bit per prunable weight, sent to those who do not hold it. A payload names its parts, each with its form.
+A weight takes 32 bits, or 16 with `value_bits`. Only the kept weights of a pruned model are sent. The mask gives their
+positions, one bit per prunable weight, and goes to clients that lack it. A payload names its parts and their forms.
 """
 
 import math
@@ -19,24 +19,24 @@ BITS_PER_WEIGHT = 32
 
 
 class Form:
-    """How a vector travels: how many numbers of it, at how many bits each. This one sends all parameters."""
+    """How a vector is sent: how many of its numbers, and how many bits each takes. This form sends all parameters."""
 
     bits_each = BITS_PER_WEIGHT
 
     def count(self, layout: Layout, kept: int | None) -> int:
-        """How many numbers travel, where `kept` prunable weights are left; None is all of them."""
+        """How many numbers are sent if the mask keeps `kept` prunable weights; None: all of them."""
         return layout.size
 
     def pack(self, layout: Layout, v: Tensor, m: Mask | None) -> Tensor:
-        """The vector as it travels."""
+        """The vector as it is sent."""
         return v
 
     def unpack(self, layout: Layout, array: Tensor, m: Mask | None) -> Tensor:
-        """The vector again."""
+        """The vector from what was sent."""
         return array
 
     def check(self, name: str, layout: Layout, array: Tensor, kept: int | None) -> None:
-        """An array from elsewhere has the type and the length that this form says."""
+        """Check that a received array has the type and length of this form."""
         dtype = {1: torch.uint8, 16: torch.int16}.get(self.bits_each, torch.get_default_dtype())
         length = math.ceil(self.count(layout, kept) / (8 if self.bits_each == 1 else 1))
         if array.dtype != dtype or array.shape != (length,):
@@ -45,7 +45,7 @@ class Form:
 
 
 class Kept(Form):
-    """What the mask keeps, and all that is never pruned."""
+    """The weights that the mask keeps, and all parameters that are never pruned."""
 
     def count(self, layout, kept):
         return layout.size - (0 if kept is None else layout.prunable_size - kept)
@@ -104,26 +104,26 @@ class Payload:
     """The parts of one message, each with its form. If a mask travels, the kept values are those of that mask."""
 
     parts: Mapping[str, Form]
-    kept: int | None = None  # prunable weights that the mask leaves; None: all of them
+    kept: int | None = None  # prunable weights that the mask keeps; None: all of them
 
     def plus(self, parts: Mapping[str, Form]) -> "Payload":
-        """The same with more parts, or with other forms of them."""
+        """The same payload with more parts, or with other forms for its parts."""
         return Payload({**self.parts, **parts}, self.kept)
 
     def bits(self, layout: Layout) -> int:
-        """What the message takes, framing aside."""
+        """The size of the message, without framing."""
         return sum(form.bits_each * form.count(layout, self.kept) for form in self.parts.values())
 
     def pack(self, layout: Layout, tensors: Mapping[str, Tensor], m: Mask | None) -> dict[str, Tensor]:
-        """Flat arrays as they travel; parts without a number are left out."""
+        """The flat arrays to send; empty parts are left out."""
         m = layout.mask_of(tensors["mask"]) if "mask" in self.parts else m
         arrays = {k: form.pack(layout, tensors[k], m).detach().cpu() for k, form in self.parts.items()}
         return {k: v for k, v in arrays.items() if v.numel()}
 
     def unpack(self, layout: Layout, arrays: Mapping[str, Tensor], m: Mask | None) -> dict[str, Tensor]:
-        """What was packed; a ValueError names the part that is missing, unknown or of the wrong form."""
+        """The tensors that were packed; a ValueError names any part that is missing, unknown or malformed."""
         whole, kept = dict[str, Tensor](), self.kept
-        if "mask" in self.parts and "mask" in arrays:  # first: it says which values have travelled
+        if "mask" in self.parts and "mask" in arrays:  # first: it says which values were sent
             self.parts["mask"].check("mask", layout, arrays["mask"], kept)
             whole["mask"] = self.parts["mask"].unpack(layout, arrays["mask"], m)
             m = layout.mask_of(whole["mask"])

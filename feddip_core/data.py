@@ -1,6 +1,6 @@
 """Data as tensors, and a client's batches, made on the device.
 
-Where data come from is `engine.sources`; how they are dealt to clients is `engine.partitions`.
+`engine.sources` loads the data; `engine.partitions` splits them among clients.
 """
 
 import dataclasses
@@ -14,17 +14,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images as uint8 N × C × H × W, or numbers of your own as float N × …; labels as int64; how a batch is made."""
+    """Images as uint8 N × C × H × W, or your own inputs as float N × …; labels as int64; how batches are made."""
 
     x_train: Tensor
     y_train: Tensor
     x_test: Tensor
     y_test: Tensor
     sha256: dict[str, str]
-    mean: Tensor | None = None  # of each channel, or None where pixels are only scaled to [0, 1]
+    mean: Tensor | None = None  # per channel; None: pixels are only scaled to [0, 1]
     std: Tensor | None = None
     crop_padding: str | None = None  # "zeros" or "reflect": random crops and flips in training; None: neither
-    owner: Tensor | None = None  # per training sample, the client that brought it
+    owner: Tensor | None = None  # per training sample, the client that owns it
     parts: tuple[Tensor, ...] = ()  # the indices of each client's training samples
 
     @property
@@ -38,7 +38,7 @@ class Dataset:
 
     @property
     def image(self) -> dict[str, int]:
-        """What `models.build` must know of the images."""
+        """What `models.build` must know about the images."""
         return dict(zip(("channels", "size"), self.x_train.shape[1:3], strict=False))
 
     def to(self, device: torch.device | str) -> "Dataset":
@@ -46,7 +46,7 @@ class Dataset:
         return dataclasses.replace(self, **tensors)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """(x/255 − mean) / std, channel by channel; what is no image is taken as it is."""
+        """(x/255 − mean) / std, per channel; inputs that are not images stay as they are."""
         if x.is_floating_point():
             return x.to(torch.get_default_dtype())
         x = x.to(torch.get_default_dtype()).div_(255)
@@ -56,10 +56,10 @@ class Dataset:
 def batches(
     data: Dataset, indices: Tensor, batch_size: int, epochs: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """E passes over a client's samples, each in a new order and with new crops and flips."""
+    """E passes over a client's samples, each with a new order, new crops and new flips."""
     x, y = data.x_train.index_select(0, indices), data.y_train.index_select(0, indices)  # faster than x[indices]
     for _ in range(epochs):
-        # Drawn on the CPU, once per epoch: the same numbers for every device, and no wait in the step loop.
+        # Drawn on the CPU once per epoch: every device gets the same numbers, and the step loop never waits.
         order = torch.randperm(len(x), generator=generator).to(x.device, non_blocking=True)
         augment = _augmentation(data, len(x), generator, x.device)
         for i in range(0, len(x), batch_size):
@@ -83,7 +83,7 @@ def _augmentation(
 
 
 def crop_and_flip(x: Tensor, offsets: Tensor, flips: Tensor, padding: str) -> Tensor:
-    """Each image padded by 4, cut out at its own (row, column) offset in 0 … 8, and mirrored where `flips` is True."""
+    """Pad each image by 4, crop it at its own (row, column) offset in 0 … 8, and mirror it where `flips` is True."""
     size = x.shape[2]
     rows, cols = (offsets[axis, :, None] + torch.arange(size, device=x.device) - 4 for axis in (0, 1))
     cols = torch.where(flips[:, None], cols.flip(1), cols)

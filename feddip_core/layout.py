@@ -1,4 +1,4 @@
-"""A network's parameters as one flat vector: what clients train, what travels, what the server averages."""
+"""A network's parameters as one flat vector, which clients train, messages carry and the server averages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from .models import prunable
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each parameter stands in the vector, and which of them a mask may remove."""
+    """Where each parameter is in the vector, and which parameters a mask may remove."""
 
     shapes: Mapping[str, torch.Size]
     prunable: tuple[str, ...] = ()
@@ -21,13 +21,13 @@ class Layout:
 
     @classmethod
     def of(cls, net: nn.Module) -> "Layout":
-        # The step counters of batch norms have no effect at a fixed momentum and are left out.
+        # The step counters of batch norms are left out: they have no effect at a fixed momentum.
         statistics = {k: v.shape for k, v in net.named_buffers() if v.is_floating_point()}
         return cls({k: v.shape for k, v in net.named_parameters()}, tuple(prunable(net)), statistics)
 
     @cached_property
     def statistics(self) -> "Layout":
-        """Of the batch norms: a vector of their own."""
+        """The layout of the batch norms' statistics, a separate vector."""
         return Layout(self.statistics_shapes)
 
     @cached_property
@@ -36,12 +36,12 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
-        """n, all parameters."""
+        """n, the number of parameters."""
         return sum(self.sizes)
 
     @cached_property
     def prunable_size(self) -> int:
-        """n_w, the parameters that a mask may remove."""
+        """n_w, the number of parameters that a mask may remove."""
         return sum(shape.numel() for shape in self.prunable_shapes.values())
 
     @cached_property
@@ -50,13 +50,13 @@ class Layout:
 
     @cached_property
     def spans(self) -> dict[str, slice]:
-        """The stretch of the vector that each parameter takes."""
+        """The slice of the vector that holds each parameter."""
         starts = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
         return {k: slice(a, a + n) for k, a, n in zip(self.shapes, starts, self.sizes, strict=True)}
 
     @cached_property
     def layers(self) -> list[slice]:
-        """The stretch of the vector that each prunable layer takes, in the network's order."""
+        """The slice of the vector that holds each prunable layer, in the network's order."""
         return [span for k, span in self.spans.items() if k in self.prunable]
 
     def flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -69,23 +69,23 @@ class Layout:
         return {k: part.view(shape) for (k, shape), part in parts}
 
     def weights(self, flat: Tensor) -> dict[str, Tensor]:
-        """The prunable tensors alone, as views."""
+        """Only the prunable tensors, as views."""
         views = self.views(flat)
         return {k: views[k] for k in self.prunable}
 
     def flat_mask(self, m: Mask, like: Tensor) -> Tensor:
-        """The mask as a vector of zeros and ones that also covers, with ones, what is never pruned."""
+        """The mask as a vector of zeros and ones; parameters that are never pruned get ones."""
         flat = torch.ones_like(like)
         for k, view in self.weights(flat).items():
             view.copy_(m[k])
         return flat
 
     def mask_of(self, flat: Tensor) -> Mask:
-        """The mask that `flat_mask` made a vector of."""
+        """The mask from a vector made by `flat_mask`."""
         return {k: v.bool() for k, v in self.weights(flat).items()}
 
     def full_mask(self, m: Mask | None, device: torch.device | str = "cpu") -> Mask:
-        """The mask itself, and for a dense model one that keeps everything."""
+        """The mask itself, or one that keeps everything if the model is dense."""
         if m is not None:
             return m
         return {k: torch.ones(shape, dtype=torch.bool, device=device) for k, shape in self.prunable_shapes.items()}

@@ -1,6 +1,6 @@
-"""Masks: which weights live (Section III-B, and the ERK rule for the first mask, Section IV).
+"""Masks: which weights are kept (Section III-B), and the ERK rule for the first mask (Section IV).
 
-A mask is a dict of boolean tensors, one for each prunable layer, True where a weight is kept.
+A mask is a dict of boolean tensors, one per prunable layer, True where a weight is kept.
 Weights are a dict of tensors that holds at least those layers. Sparsity is the fraction of zeros.
 """
 
@@ -15,7 +15,7 @@ Mask = Mapping[str, Tensor]
 
 
 def erk_sparsities(shapes: Mapping[str, Sequence[int]], sparsity: float) -> dict[str, float]:
-    """s_l = 1 − ε · Σdims/Πdims: small layers stay denser; ε makes the whole net `sparsity` sparse."""
+    """s_l = 1 − ε · Σdims/Πdims: small layers stay denser; ε is set so that the whole network has this sparsity."""
     if not 0 <= sparsity < 1:
         raise ValueError(f"sparsity: {sparsity!r} is not allowed; it must be a number in [0, 1)")
     if sparsity == 0:
@@ -23,7 +23,7 @@ def erk_sparsities(shapes: Mapping[str, Sequence[int]], sparsity: float) -> dict
     size = {k: prod(s) for k, s in shapes.items()}
     raw = {k: sum(s) / size[k] for k, s in shapes.items()}
     dense: set[str] = set()
-    # A layer whose density ε·raw would pass 1 is kept whole, and the others pay for it.
+    # A layer whose density ε·raw would exceed 1 is kept whole; the others become sparser to compensate.
     while True:
         rest = [k for k in shapes if k not in dense]
         budget = (1 - sparsity) * sum(size[k] for k in rest) - sparsity * sum(size[k] for k in dense)
@@ -37,7 +37,7 @@ def erk_sparsities(shapes: Mapping[str, Sequence[int]], sparsity: float) -> dict
 def random_mask(
     shapes: Mapping[str, Sequence[int]], sparsities: Mapping[str, float], generator: torch.Generator
 ) -> Mask:
-    """Keep ⌊(1 − s_l) N_l⌋ weights of each layer, at positions drawn uniformly."""
+    """Keep ⌊(1 − s_l) N_l⌋ weights of each layer, at uniformly drawn positions."""
     m = {}
     for k, shape in shapes.items():
         size = prod(shape)
@@ -48,10 +48,10 @@ def random_mask(
 
 
 def magnitude_mask(w: Weights, sparsity: float, within: Mask | None = None) -> Mask:
-    """Drop the round(s · n_w) smallest |w| over all layers of `w` together; among equals the first go.
+    """Drop the round(s · n_w) smallest |w| over all layers of `w` together; ties drop the first.
 
-    Every entry of `w` counts as prunable, biases too: hand in those of `models.prunable` alone. With `within`, only
-    weights of that mask can stay.
+    Every entry of `w` counts as prunable, even a bias: pass only those of `models.prunable`. With `within`, only
+    weights kept by that mask can stay.
     """
     if not 0 <= sparsity <= 1:
         raise ValueError(f"sparsity: {sparsity!r} is not allowed; it must be a number in [0, 1]")
@@ -63,11 +63,11 @@ def magnitude_mask(w: Weights, sparsity: float, within: Mask | None = None) -> M
 
 
 def largest(score: Tensor, count: int, votes: Tensor | None = None) -> Tensor:
-    """True at the `count` largest scores; among equals those with fewer votes lose, then the first."""
+    """True at the `count` largest scores; a tie drops those with fewer votes, then the first."""
     if not 0 <= count <= score.numel():
         raise ValueError(f"count: {count} is not allowed; there are {score.numel()} weights")
     order = torch.arange(score.numel(), device=score.device)
-    for key in (votes, score):  # the last key counts most, since sorting keeps the order of equals
+    for key in (votes, score):  # the last key counts most, because the sort is stable
         if key is not None:
             order = order[torch.argsort(key.flatten()[order], stable=True)]
     mask = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
@@ -92,7 +92,7 @@ def sparsity_of(m: Mask) -> float:
 
 
 def layer_sparsities(m: Mask) -> dict[str, float]:
-    """The sparsity of each layer by itself."""
+    """The sparsity of each layer."""
     return {k: sparsity_of({k: v}) for k, v in m.items()}
 
 
@@ -111,7 +111,7 @@ def pruning_error(w: Weights, m: Mask) -> float:
 
 
 def changes(old: Mask, new: Mask) -> tuple[int, int]:
-    """How many weights `new` brings back and how many it takes out."""
+    """How many weights `new` brings back, and how many it removes."""
     _check(old, new)
     _check(new, old)
     regrown = sum((new[k] & ~old[k]).sum() for k in new)
@@ -120,7 +120,7 @@ def changes(old: Mask, new: Mask) -> tuple[int, int]:
 
 
 def _check(m: Mask, w: Weights | None = None) -> None:
-    """A mask is boolean, and names tensors that are there, in their shapes."""
+    """Check that a mask is boolean, and that each entry matches a tensor by name and shape."""
     for k, v in m.items():
         if v.dtype != torch.bool:
             raise TypeError(f"mask {k}: {v.dtype} is not allowed; it must be torch.bool")

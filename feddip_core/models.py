@@ -1,4 +1,4 @@
-"""The paper's three networks (Section VI), written plainly; `width` scales every hidden width, and 1 is the paper's."""
+"""The paper's three networks (Section VI). `width` scales every hidden width; 1 is the paper's."""
 
 import math
 
@@ -50,7 +50,7 @@ class AlexNet(nn.Module):
 
 
 def group_norm(channels: int) -> nn.Module:
-    """Of a sample by itself, in up to eight groups of channels: nothing that clients could disagree about."""
+    """Normalises each sample by itself, in up to eight groups of channels, so there are no statistics to average."""
     return nn.GroupNorm(math.gcd(8, channels), channels)
 
 
@@ -84,7 +84,7 @@ class ResNet18(nn.Module):
         self.layer3 = nn.Sequential(BasicBlock(c2, c3, 2, norm), BasicBlock(c3, c3, 1, norm))
         self.layer4 = nn.Sequential(BasicBlock(c3, c4, 2, norm), BasicBlock(c4, c4, 1, norm))
         self.linear = nn.Linear(c4, num_classes)
-        # The 1×1 shortcuts are few weights, and the only way around their blocks: the paper never prunes them.
+        # The 1×1 shortcuts have few weights and are the only path around their blocks: the paper never prunes them.
         self.exempt = tuple(k for k, v in self.named_modules() if "shortcut" in k and isinstance(v, nn.Conv2d))
 
     def forward(self, x):
@@ -101,7 +101,7 @@ def scaled(width: float, *channels: int) -> list[int]:
 
 
 def build(name: str, num_classes: int, width: float = 1.0, norm: str = "batch", **image: int) -> nn.Module:
-    """A network with PyTorch's default initialisation; `channels` and `size` of the image default to the paper's."""
+    """A network with PyTorch's default initialisation; image `channels` and `size` default to the paper's."""
     if image.get("size", 28) < 16:
         raise ValueError(f"size: {image['size']!r} is not allowed; the networks need images of at least 16 × 16")
     return MODELS[name](num_classes, width, **image, **({"norm": norm} if name == "resnet18" else {}))
@@ -113,9 +113,9 @@ LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.MultiheadAttention
 def prunable(net: nn.Module) -> list[str]:
     """Names of the weights that a mask may remove, in the network's order.
 
-    Those that multiply a layer's input: of every convolution, transposed or not, linear layer, attention, LSTM and GRU.
-    Never biases, norms and bare parameters; never an embedding, which starts with σ = 1 and would outlive all others
-    where magnitudes are compared. Nor layers that the network itself lists in `exempt`.
+    These multiply a layer's input: in convolutions, transposed or not, linear layers, attention, LSTM and GRU. Biases,
+    norms and bare parameters are never pruned. Nor are embeddings: they start with σ = 1, so a comparison of magnitudes
+    would always keep them. A network can list more layers in `exempt`.
     """
     exempt, layers = getattr(net, "exempt", ()), {k: v for k, v in net.named_modules() if isinstance(v, LAYERS)}
     if unknown := set(exempt) - set(layers):
@@ -124,7 +124,7 @@ def prunable(net: nn.Module) -> list[str]:
 
 
 def weights_of(layer: nn.Module) -> list[str]:
-    """The names of a layer's own weights; of an LSTM `weight_ih_l0` and so on."""
+    """The names of a layer's own weights; for an LSTM `weight_ih_l0` and so on."""
     several = [k for k, _ in layer.named_parameters(recurse=False) if "weight" in k]
     return ["weight"] if hasattr(layer, "weight") else several
 

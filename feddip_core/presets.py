@@ -1,4 +1,4 @@
-"""Table II of the paper, and two smaller scales. A method takes of these what it reads."""
+"""Table II of the paper, and two smaller scales. A method takes only the settings it has."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ CLASSES = {"fashion_mnist": 10, "fashion_mini": 10, "cifar10": 10, "cifar100": 1
 MODEL_OF = {"fashion_mnist": "lenet5", "fashion_mini": "lenet5", "cifar10": "alexnet", "cifar100": "resnet18"}
 PRESETS = ("paper", "laptop", "smoke")
 
-# Table II, one row per data set; s_p is given in Section VI-B.
+# Table II, one row per data set; Section VI-B gives s_p.
 TABLE_II: dict[str, dict[str, Any]] = {
     "fashion_mnist": dict(
         learning_rate=0.01, batch_size=64, sparsity_initial=0.5, sparsity_target=0.9, lambda_max=1e-3
@@ -21,8 +21,8 @@ TABLE_II: dict[str, dict[str, Any]] = {
     ),
 }  # fmt: skip
 PAPER = dict(clients=50, clients_per_round=5, rounds=1000, lambda_steps=10, local_epochs=5)
-# Real data, fewer rounds, and for the two large models fewer channels. Steps, not channels, end the plateau on which
-# AlexNet starts, so only ResNet-18 takes fewer of them per round.
+# Real data, fewer rounds, and fewer channels for the two large models. AlexNet starts on a plateau; leaving it takes
+# steps, not channels. So only ResNet-18 takes fewer steps per round.
 LAPTOP: dict[str, dict[str, Any]] = {
     "fashion_mnist": dict(rounds=80),
     "cifar10": dict(rounds=160, width=0.125),
@@ -35,7 +35,7 @@ SMOKE: dict[str, Any] = dict(
 
 
 def preset(name: str, dataset: str | None) -> dict[str, Any]:
-    """The settings of a preset, its data set among them."""
+    """The settings of a preset, including its data set."""
     choice(None, PRESETS, "").checked("preset", name)
     dataset = dataset if dataset is not None else "fashion_mini" if name == "smoke" else "fashion_mnist"
     if name != "smoke" and not (isinstance(dataset, str) and dataset in TABLE_II):

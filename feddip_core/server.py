@@ -1,6 +1,6 @@
 """Algorithm 1: select, download, train, aggregate, choose the mask, prune.
 
-A round is a step from one immutable state to the next. Uploads are summed as they come in.
+A round is a step from one immutable state to the next. Uploads are summed as they arrive.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,19 +20,19 @@ from .streams import global_stream, stream
 
 @dataclass(frozen=True)
 class Round:
-    """What a round leaves beside its state, for its row of metrics and for observers."""
+    """What a round returns besides its state, for its row of metrics and for observers."""
 
     average: Average
-    w: Tensor  # the average before it was pruned
+    w: Tensor  # the average before pruning
 
 
 class Federation:
-    """One experiment's server with its clients. A subclass may train them elsewhere: `collect`, `ask`."""
+    """One experiment's server with its clients. A subclass may override `collect` and `ask` to train elsewhere."""
 
     def __init__(self, exp: Experiment, clients: Clients, method: Method):
         self.exp, self.clients, self.method = exp, clients, method
-        self.train, self.aggregate = self.train_here, aggregate  # `engine.robust` has more careful averages
-        self.faults: list[dict] = []  # clients whose answer a round went without; never any in one process
+        self.train, self.aggregate = self.train_here, aggregate  # `engine.robust` has robust averages
+        self.faults: list[dict] = []  # clients left out of a round; always empty in one process
         self.may_diverge = True  # whether a non-finite loss ends the run; otherwise such a round is discarded
 
     def start(self, sketch: bool = False) -> State:
@@ -59,17 +59,17 @@ class Federation:
         return sorted(order[: self.exp.clients_per_round].tolist())
 
     def collect(self, state: State, chosen: list[int]) -> Replies:
-        """The chosen clients that answer, here all of them, with their uploads."""
+        """The chosen clients that answer (here all of them), with their uploads."""
         return Replies(chosen, [len(self.clients.parts[n]) for n in chosen], self.train(state, chosen))
 
     def averaged(self, replies: Replies) -> Average:
-        """The mean of the uploads as they come in, weighted by samples, and what stands beside it."""
+        """The mean of the uploads, weighted by samples, and what each client keeps for itself."""
         own, zeros = dict[int, Tensors](), list[Tensor]()
 
         def values() -> Iterator[Tensors]:
             for n, upload in zip(replies.clients, replies.uploads, strict=True):
                 w, statistics = upload.values["w"], upload.values["statistics"]
-                # Batch norms of its own stay with the client. For the server's test alone the average has them.
+                # A client's own batch norms stay with it. The average includes them only for the server's test.
                 own[n] = upload.own | self.clients.norms_of(w, statistics)
                 zeros.append((w == 0).double().mean())
                 yield upload.values
@@ -78,7 +78,7 @@ class Federation:
         return Average(mean, replies.clients, own, [float(z) for z in zeros])
 
     def ask(self, chosen: list[int] | None, question: str, **tensors: Tensor) -> dict[int, Tensors]:
-        """What clients answer to a question of the method before the first round; None asks the first round's."""
+        """The clients' answers to one of the method's questions before the first round; None asks the first round's."""
         if question not in self.method.questions:
             known = ", ".join(self.method.questions) or "none"
             raise ValueError(f"question: {question!r} is not allowed; {self.exp.method} has {known}")
@@ -102,9 +102,9 @@ class Federation:
         m = self.method.client_mask(state, n)
         w, statistics = self.clients.with_norms(state.w, state.statistics, state.own.get(n, {}))
         start = self.clients.layout.prune(w, m)
-        # Copies, since the steps change them in place, while a proximal term keeps looking at the start.
+        # Copies: the steps change them in place, while a proximal term still needs the start.
         return (w if self.method.feeds_back(state) else start).clone(), statistics, m, self.method.terms(state.t, start)
 
     def full_mask(self, m: Mask | None) -> Mask:
-        """The mask itself, and for a dense model one that keeps everything."""
+        """The mask itself, or one that keeps everything if the model is dense."""
         return self.clients.layout.full_mask(m, self.clients.device)

@@ -1,6 +1,6 @@
-"""Settings that check themselves: a default, what is allowed, and one line on what it is for.
+"""Settings that check themselves: each has a default, the allowed values, and a one-line note.
 
-An experiment and every method declare theirs with the functions below; so does a method of your own.
+The experiment and every method, yours too, declare their settings with the functions below.
 A default of None is filled in later: by the data set (Table II), the rules or the method.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LARGEST = 3.4e38  # a weight in single precision beyond it is infinite
+LARGEST = 3.4e38  # beyond it, a single-precision weight is infinite
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def _is(value: Any, kind: type) -> bool:
 def real(
     default: float | None, low: float, high: float, note: str, open_low: bool = False, open_high: bool = False
 ) -> Setting:
-    """A finite number between `low` and `high`, ends included unless open."""
+    """A finite number from `low` to `high`; the ends are included unless open."""
     low, high = max(low, -LARGEST), min(high, LARGEST)
 
     def parse(value: Any) -> float | None:
@@ -72,7 +72,7 @@ def choice(default: str | None, options: Iterable[str], note: str) -> Setting:
 
 
 def matching(default: str | None, pattern: str, allowed: str, note: str) -> Setting:
-    """A string of a certain form; a path may be given as one."""
+    """A string that matches the pattern; paths are accepted as strings."""
 
     def parse(value: Any) -> str | None:
         if isinstance(value, os.PathLike):

@@ -16,11 +16,11 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class State:
-    """What the server knows after t rounds; never changed, so it may be kept."""
+    """What the server knows after t rounds; immutable, so it is safe to keep."""
 
     t: int
-    w: Tensor  # ω′, the pruned weights that it sends
-    m: Mask | None  # None is a dense model
+    w: Tensor  # ω′, the pruned weights that the server sends
+    m: Mask | None  # None: a dense model
     statistics: Tensor  # of the batch norms, averaged like weights
     mask_version: int = 0
     client_mask_versions: tuple[int, ...] = ()  # per client, the version of the last mask it received
@@ -45,13 +45,13 @@ class State:
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client has after its round: what the server averages, and what it keeps for itself."""
+    """A client's results after a round: what the server averages, and what the client keeps for itself."""
 
     values: Tensors
     own: Tensors = field(default_factory=dict)
 
     def plus(self, **values: Tensor) -> "Upload":
-        """The same with other or more values."""
+        """The same upload with values added or replaced."""
         return Upload(self.values | values, self.own)
 
 
@@ -66,9 +66,9 @@ class Replies:
 
 @dataclass(frozen=True)
 class Average:
-    """What the server has once the uploads of a round are in."""
+    """What the server has once it has all uploads of a round."""
 
-    mean: Tensors  # w, statistics, loss, and whatever else the method sends
+    mean: Tensors  # w, statistics, loss, and anything else the method sends
     clients: list[int]
     own: dict[int, Tensors] = field(default_factory=dict)
     zeros: list[float] = field(default_factory=list)  # the fraction of zeros in each upload
@@ -79,7 +79,7 @@ def aggregate(uploads: Iterable[Mapping[str, Tensor]], sizes: Sequence[int]) -> 
     total, sums, dtypes = sum(sizes), dict[str, Tensor](), dict[str, torch.dtype]()
     for upload, size in zip(uploads, sizes, strict=True):
         for k, v in upload.items():
-            # Summed in double precision: equal models average to themselves, in any order of the clients.
+            # Summed in double precision: equal models average to themselves, whatever the order of the clients.
             sums.setdefault(k, torch.zeros_like(v, dtype=torch.float64)).add_(v, alpha=size / total)
             dtypes[k] = v.dtype
     return {k: v.to(dtypes[k]) for k, v in sums.items()}

@@ -195,11 +195,9 @@ def test_a_setting_that_the_method_does_not_read_is_refused_by_name(method):
 
 
 def test_a_refusal_says_which_settings_there_are():
-    with pytest.raises(
-        ValueError, match=r"fedprox has no such setting; of its own it has prox_mu, .* method, dataset, "
-    ):
+    with pytest.raises(ValueError, match=r"fedprox has no such setting; its own are prox_mu; .* method, dataset, "):
         Experiment(method="fedprox", sparsity_target=0.9)
-    with pytest.raises(ValueError, match=r"fedavg has no such setting; of its own it has none, "):
+    with pytest.raises(ValueError, match=r"fedavg has no such setting; its own are none; "):
         Experiment(method="fedavg", sparsity_target=0.9)
     with pytest.raises(ValueError, match=r"^variant: 'authors' is not allowed; snip has no such setting"):
         Experiment(method="snip", variant="authors")
@@ -243,7 +241,7 @@ def test_messages_say_what_is_allowed():
 def test_own_data_needs_a_model(tmp_path):
     path = tmp_path / "own.npz"
     path.touch()
-    with pytest.raises(ValueError, match="model: None is not allowed; a data set of your own"):
+    with pytest.raises(ValueError, match="model: None is not allowed; for your own data set"):
         Experiment(dataset=str(path))
 
 
@@ -469,7 +467,7 @@ def test_a_class_of_your_own_is_a_method():
     assert Experiment(**e.to_dict()) == e
     with pytest.raises(ValueError, match=r"pull: 2 is not allowed; it must be a number in \[0, 1\]"):
         Experiment(method=mine("weak"), pull=2)
-    with pytest.raises(ValueError, match=r"sparsity_target: 0\.9 is not allowed; .* it has pull, steps"):
+    with pytest.raises(ValueError, match=r"sparsity_target: 0\.9 is not allowed; .* its own are pull, steps"):
         Experiment(method=mine("weak"), sparsity_target=0.9)
 
 
@@ -531,7 +529,7 @@ def test_a_class_can_be_named_by_its_module(tmp_path, monkeypatch):
     by_name = Experiment(method="my_methods:Mine")
     assert by_name == Experiment(method=importlib.import_module("my_methods").Mine)
     with pytest.raises(
-        ValueError, match=r"'my_methods:Nobody' .* cannot be imported .* write it into a module, such as yours.py"
+        ValueError, match=r"'my_methods:Nobody' .* cannot be imported .* put it in a module, such as yours.py"
     ):
         Experiment(method="my_methods:Nobody")
 

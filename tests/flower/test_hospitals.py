@@ -104,9 +104,9 @@ def one_logit_too_flat():
 
 
 @pytest.mark.parametrize("changes, message", [
-    (dict(partition="iid"), "partition: 'iid' is not allowed; 'given' goes with a function of your own"),
+    (dict(partition="iid"), "partition: 'iid' is not allowed; use 'given' if dataset is your own function"),
     (dict(dataset="fashion_mini", model="lenet5"), "partition: 'given' is not allowed"),
-    (dict(model="lenet5"), f"model: 'lenet5' is not allowed; {HERE}:samples needs a network of your own"),
+    (dict(model="lenet5"), f"model: 'lenet5' is not allowed; {HERE}:samples needs your own network"),
     (dict(model=None), "model: None is not allowed"),
     (dict(width=0.5), "width: 0.5 is not allowed"),
     (dict(stacked=True), "stacked: True is not allowed"),

@@ -62,7 +62,7 @@ def test_the_api_page_has_every_public_name_and_every_setting(site):
         assert all(f"<code>{setting}</code>" in page for setting in (*COMMON, *method.settings))
     row = re.search(r"<tr><th[^>]*><code>batch_size</code>.*?</tr>", page)[0]
     assert re.findall(r"<td>(.*?)</td>", row) == [
-        "64 / 128 / 128", "a whole number of at least 1, below 2**63", "B, samples in a local step",
+        "64 / 128 / 128", "a whole number of at least 1, below 2**63", "B, samples per local step",
     ]  # fmt: skip
     assert "run(experiment, out=None, *, method=None" in page
 
