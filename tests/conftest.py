@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from feddip_core import METHODS, Experiment
-from feddip_core.engine import records, sources
+from feddip_core.engine import provenance, sources
 
 torch.set_num_threads(1)  # as `run` does: small convolutions only lose by more
 
@@ -41,10 +41,10 @@ def tiny():
 @pytest.fixture(scope="session", autouse=True)
 def read_once():
     """What every run reads, and no test changes: the embedded data, and which commit this is."""
-    read, once, commit = sources._read_npz, cache(sources._read_npz), cache(records._commit)
+    read, once, commit = sources._read_npz, cache(sources._read_npz), cache(provenance._commit)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "_read_npz", lambda path: (once if path == sources.MINI else read)(path))
-        patch.setattr(records, "_commit", commit)
+        patch.setattr(provenance, "_commit", commit)
         yield
 
 

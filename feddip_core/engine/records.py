@@ -9,22 +9,18 @@ import io
 import json
 import math
 import os
-import platform
 import re
-import subprocess
 import warnings
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
-import torch
 from filelock import FileLock, Timeout
 
-from ..experiment import REVISION, Experiment, is_hook
+from ..experiment import Experiment, is_hook
 from ..presets import TABLE_II
+from .provenance import now, provenance
 
 # Only locks of the operating system: a lock file that outlives its process would keep everyone out.
 Lock = partial(FileLock, fallback_to_soft=False)
@@ -135,7 +131,7 @@ class Record:
 
     def resume(self, earlier: dict, round: int) -> None:
         """Keep the provenance of the run's start, and note where this process resumes."""
-        here = {k: self.provenance[k] for k in ("commit", "cpu", "packages")} | {"after_round": round, "at": _now()}
+        here = {k: self.provenance[k] for k in ("commit", "cpu", "packages")} | {"after_round": round, "at": now()}
         self.provenance = earlier | {"resumed": [*earlier.get("resumed", []), here]}
 
     def confirm(self, row: dict) -> None:
@@ -154,7 +150,7 @@ class Record:
         """Write the record up to the last of these rows, unless a complete one exists."""
         ended = diverged(rows[-1])
         text = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
-        self.provenance |= {"rounds_done": len(rows), "diverged": len(rows) if ended else None, "saved": _now()}
+        self.provenance |= {"rounds_done": len(rows), "diverged": len(rows) if ended else None, "saved": now()}
         self.provenance["metrics_sha256"] = _checksum(text, len(rows))
         # A longer record stays until this run has caught up with it.
         if self.folder and not self.whole and (len(rows) >= self.earlier or ended):
@@ -335,26 +331,6 @@ def write_index(index: Path, found: list[dict]) -> None:
     write(index, table.to_csv(index=False, lineterminator="\n"))
 
 
-def provenance(exp: Experiment) -> dict:
-    """What a reader needs to trust or doubt a number."""
-    return {
-        "run_id": exp.run_id,
-        "revision": REVISION,
-        "method_sha256": exp.source_sha256,
-        "differs_from_paper": exp.differences_from_paper(),
-        "seed": exp.seed,
-        "device": exp.device,
-        "threads": exp.threads,
-        "cpu": _cpu(),
-        "gpu": torch.cuda.get_device_name(exp.device) if exp.device != "cpu" and torch.cuda.is_available() else None,
-        "platform": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in ("torch", "torchvision", "numpy", "pandas")},
-        "commit": _commit(),
-        "started": _now(),
-    }
-
-
 def write(path: Path, content: str | bytes) -> None:
     """Replace the file atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -376,34 +352,3 @@ def _checksum(text: str, rounds: int) -> str:
 
 def _json(value) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or "unknown"
-    return f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _commit() -> str | None:
-    """This code's commit, with a + if files have changed since; None outside a repository."""
-    here = Path(__file__).parent
-
-    def git(*words):
-        return subprocess.run(
-            ["git", *words], cwd=here, capture_output=True, encoding="utf-8", check=True
-        ).stdout.strip()
-
-    try:
-        # For a package installed inside another project's repository, that project's commit would say nothing.
-        if not git("ls-files", "records.py"):
-            return None
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno", ".") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None

@@ -26,7 +26,8 @@ from feddip_core import Experiment, run
 from feddip_core.data import Dataset
 from feddip_core.engine import measure, sources
 from feddip_core.engine.assembly import assemble, gradient_name
-from feddip_core.engine.records import Record, provenance, write
+from feddip_core.engine.provenance import provenance
+from feddip_core.engine.records import Record, write
 from feddip_core.engine.run import SAVING_SHARE, _Log
 from feddip_core.engine.workers import Workers
 from feddip_core.lab.explorer import Explorer

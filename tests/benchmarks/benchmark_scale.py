@@ -22,7 +22,8 @@ from feddip_core.engine import measure
 from feddip_core.engine.assembly import assemble
 from feddip_core.engine.computing import computing, forward_of
 from feddip_core.engine.networks import flops
-from feddip_core.engine.records import provenance, write
+from feddip_core.engine.provenance import provenance
+from feddip_core.engine.records import write
 from feddip_core.layout import Layout
 from feddip_core.presets import CLASSES, TABLE_II
 from feddip_core.server import Federation, Round
