@@ -1,9 +1,14 @@
 """What several test modules share."""
 
+import copy
+
+import reference
 import torch
 
+from feddip_core import data
 from feddip_core.engine import measure
 from feddip_core.engine.assembly import assemble
+from feddip_core.streams import stream
 
 
 def same(a, b):
@@ -58,3 +63,26 @@ def tensors(lists):
 def lists(mask):
     """A mask as lists."""
     return [v.tolist() for v in mask.values()]
+
+
+def agrees_with(exp, dataset, rule, **options):
+    """Every mask and the last weights are those of the transcription with this rule."""
+    fast = list(states(exp, dataset))
+    federation, start = fast[0][:2]
+    names, parts = list(federation.clients.layout.prunable), federation.clients.parts
+
+    def batches(purpose):
+        return lambda t, n: data.batches(dataset, parts[n], exp.batch_size, 1, stream(exp.seed, purpose, t, n))
+
+    net, history = reference.adjusting(
+        copy.deepcopy(assemble(exp, dataset).clients.net), start.m, names, federation.select, batches("batches"),
+        lambda t, n: next(batches("adjust")(t, n)), lambda n: len(parts[n]), rule, T=exp.rounds,
+        R=exp.reconfigure_every, until=exp.adjust_until, alpha=exp.adjust_alpha, eta_0=exp.learning_rate, decay=0.998,
+        weight_decay=5e-4, **options,
+    )  # fmt: skip
+    for (_, state, _), expected in zip(fast[1:], history, strict=True):
+        assert all(torch.equal(state.m[k], expected[k]) for k in names)
+    assert sum(row["regrown"] for *_, row in fast[1:]) > 0
+    ours = federation.clients.layout.views(fast[-1][1].w)
+    for k, v in net.named_parameters():
+        torch.testing.assert_close(ours[k], v.detach(), rtol=1e-9, atol=1e-10)

@@ -5,6 +5,7 @@ selected, the batches) is handed in, so that both see the same draws.
 """
 
 import copy
+import math
 
 import torch
 import torch.nn.functional as F
@@ -119,6 +120,44 @@ def fedgmp(net, names, select, batches_of, size_of, *, T, R, b, e, s_p, lamp, sw
     return model, history
 
 
+def adjusting(
+    net, mask, names, select, batches_of, batch_of, size_of, rule, *, T, R, until, alpha, eta_0, decay, weight_decay,
+    local=local_update,
+):  # fmt: skip
+    """Masked rounds whose mask a rule chooses, from lists of numbers; returns the global model and every mask.
+
+    The rule is given the share to replace, the clients' weights, their gradients if this round adjusts the mask (else
+    None), the average, the clients' shares of the samples, and the mask.
+    """
+    model, history = copy.deepcopy(net), []
+    prune_(model, mask)
+    for tau in range(1, T + 1):
+        t, nets, gradients = tau - 1, [], []
+        share = alpha / 2 * (1 + math.cos(math.pi * tau / until)) if tau < until else 0.0
+        for n in select(t):
+            nets.append(
+                local(model, mask, names, batches_of(t, n), eta_0 * decay**t, 0.0, weight_decay, feedback=False)
+            )
+            x, y = batch_of(t, n)
+            F.cross_entropy(nets[-1](x), y).backward()
+            gradients.append([dict(nets[-1].named_parameters())[name].grad.flatten().tolist() for name in names])
+        sizes = [size_of(n) for n in select(t)]
+        model = average(nets, sizes)
+        adjusts = tau % R == 0 and share > 0
+        new = rule(
+            share, [layers_of(each, names) for each in nets], gradients if adjusts else None, layers_of(model, names),
+            [size / sum(sizes) for size in sizes], [mask[name].flatten().tolist() for name in names],
+        )  # fmt: skip
+        mask = {name: torch.tensor(on).view(mask[name].shape) for name, on in zip(names, new, strict=True)}
+        prune_(model, mask)
+        history.append(mask)
+    return model, history
+
+
+def layers_of(net, names):
+    return [dict(net.named_parameters())[name].detach().flatten().tolist() for name in names]
+
+
 # The mask rules of the other methods, on lists of lists of numbers: one inner list a layer.
 
 
@@ -205,3 +244,33 @@ def gradual_mask(weights, mask, keep, lamp, swapped=0):
     new = min(int(swapped * keep), len(gone))
     kept = {(z, i) for _, z, i in left[max(0, len(left) - keep + new) :] + gone[len(gone) - new :]}
     return [[(z, i) in kept for i in range(len(layer))] for z, layer in enumerate(weights)]
+
+
+def ranked(values, places):
+    """These places, the smallest magnitude first."""
+    return sorted(places, key=lambda i: (abs(values[i]), i))
+
+
+def places(mask):
+    """Where a layer's mask is 1, and where it is 0."""
+    return [i for i, on in enumerate(mask) if on], [i for i, on in enumerate(mask) if not on]
+
+
+def fedtiny_mask(share, local, gradients, weights, rho, mask, dense=False):
+    """Swap a share of each layer: out go its smallest weights, in come those of the largest mean gradient sent."""
+    if gradients is None:
+        return mask
+    new = []
+    for z, (w, m) in enumerate(zip(weights, mask, strict=True)):
+        active, inactive = places(m)
+        k = min(int(share * len(active)), len(inactive))
+        mean = [0.0] * len(w)
+        for g, part in zip(gradients, rho, strict=True):
+            sent = range(len(w)) if dense else ranked(g[z], inactive)[len(inactive) - k :]
+            for i in sent:
+                mean[i] += part * g[z][i]
+        stays = ranked(w, active)[k:]
+        free = [i for i in range(len(w)) if i not in stays] if dense else inactive
+        kept = {*stays, *ranked(mean, free)[len(free) - k :]}
+        new.append([i in kept for i in range(len(w))])
+    return new

@@ -8,6 +8,7 @@ from .feddip import DPF, FedDIP, FedDIPProx, FedDP
 from .feddip_swap import FedDIPSwap
 from .feddst import FedDST
 from .fedgmp import FedGMP
+from .fedtiny import FedTiny
 from .prunefl import PruneFL
 from .prunetrain import PruneTrain
 from .released import baselines
@@ -19,6 +20,7 @@ METHODS |= {
     cls.name: cls
     for cls in (
         FedAvg, FedProx, FedDP, DPF, FedDIP, FedDIPProx, PruneFL, Snip, PruneTrain, FedDST, FedGMP, FedDIPSwap,
+        FedTiny,
     )
 }  # fmt: skip
 FedDP.switches, FedDIP.switches = switches.MASKS, switches.ALL

@@ -51,7 +51,7 @@ def digest(result):
 def check(case):
     result = run(experiment(case), progress=False)
     metrics = result.metrics
-    if recorded_here():
+    if recorded_here() and case["sha256"]:  # which is empty if the case was recorded on another processor
         assert digest(result) == case["sha256"]
         assert metrics["layer_zeros"].astype(str).tolist() == case["layer_zeros"]
         assert metrics["delta"].round(6).tolist() == case["delta"]
@@ -88,7 +88,7 @@ SPREAD = [
     case("feddip", regrowth="dense_memory"), case("feddip", reconfigure_at="released"),
     case("feddip", lambda_schedule="released"), case("feddip", stacked=True), case("feddip", batch_norm="local"),
     case("fedgmp", partition="iid"), case("fedgmp", mask_score="lamp"),
-    case("feddip_swap"),
+    case("feddip_swap"), case("fedtiny"),
     case("prunetrain", model="resnet18"), case("feddip", model="alexnet"), case("prunefl", dataset=HOSPITALS),
 ]  # fmt: skip
 
@@ -100,7 +100,7 @@ def test_the_bits_are_those_that_were_recorded(case):
 
 def test_every_case_can_still_be_made():
     """All settings are allowed, and no two are the same run."""
-    assert len({experiment(case).run_id for case in CASES}) == len(CASES) == 123
+    assert len({experiment(case).run_id for case in CASES}) == len(CASES) == 124
 
 
 def test_every_method_and_every_switch_is_among_the_cases():

@@ -21,8 +21,9 @@ from feddip_core.settings import matching
 
 BUILT_IN = (
     "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
-    "feddip_swap",
+    "feddip_swap", "fedtiny",
 )  # fmt: skip
+LATER = BUILT_IN[12:]
 SWITCHES = ("initial_mask", "regrowth", "reconfigure_at", "lambda_schedule")
 RELEASED = dict.fromkeys(SWITCHES, "released")
 
@@ -59,6 +60,7 @@ WRONG = {
     "mask_score": ["random", True],
     "swap_every": [0, 20.0, 12],
     "adjust_until": [0, 0.8],
+    "adjust_gradients": ["all", True],
     "rules": ["mine", "authors"],
     "initial_mask": ["dense", "authors", "paper"],
     "regrowth": ["never", "authors"],
@@ -180,6 +182,7 @@ NOT_READ = {  # in the old code these were accepted and ignored, or held at a fi
     "feddst": ["sparsity_initial", "lambda_max", "lambda_steps", "prox_mu", *SWITCHES],
     "fedgmp": ["sparsity_initial", "lambda_max", "sparse_uplink", "adjust_alpha", "swap_every", *SWITCHES],
     "feddip_swap": ["sparsity_initial", "lambda_max", "sparse_uplink", *SWITCHES],
+    "fedtiny": ["sparsity_initial", "lambda_max", "prune_end", *SWITCHES],
 }
 
 
@@ -301,7 +304,7 @@ def test_methods_differ_in_what_they_read():
         "feddip": both | {"lambda_max"}, "feddip_prox": both | {"lambda_max"}, "prunefl": both,
         "snip": {"sparsity_target"}, "prunetrain": {"lambda_max"}, "feddst": {"sparsity_target"},
         "fedgmp": {"sparsity_target"}, "feddip_swap": {"sparsity_target"},
-    }  # fmt: skip
+    } | {m: {"sparsity_target"} for m in LATER}  # fmt: skip
 
 
 def test_rules_set_four_switches_and_each_can_be_set_alone():
@@ -390,7 +393,7 @@ def test_every_setting_of_its_method_is_in_the_run_id():
 
 def test_two_methods_and_two_rules_never_share_an_id():
     ids = {(m, r): Experiment(method=m, rules=r).run_id for m in BUILT_IN for r in ("paper", "released")}
-    assert len(set(ids.values())) == 20  # FedAvg, FedProx, FedGMP and FedDIP-Swap have no other rules
+    assert len(set(ids.values())) == len(BUILT_IN) + 8  # of the methods with a released version
     assert Experiment(method="dpf").run_id != Experiment(method="feddp", sparsity_initial=0.0).run_id
 
 

@@ -31,6 +31,7 @@ CASES = {
     "prunetrain": dict(lambda_max=0.1, prunetrain_threshold=0.02),
     "feddst": dict(rules="released", clients=6),
     "feddip_swap": dict(reconfigure_every=1, swap_every=2, value_bits=16),
+    "fedtiny": dict(reconfigure_every=2, adjust_until=4),
     "feddip with a sparse uplink": dict(sparse_uplink=True),
 }
 

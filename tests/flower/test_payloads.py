@@ -29,6 +29,7 @@ def variants():
             yield dict(method=name, rules="released")
     for rules in ("paper", "released"):
         yield dict(method="feddip", rules=rules, sparse_uplink=True)
+    yield dict(method="fedtiny", adjust_gradients="dense")
     yield from (dict(method=name, value_bits=16) for name in ("fedavg", "feddip_swap"))
     yield dict(method="feddip", regrowth="dense_memory", value_bits=16) | NORMS
     yield from (dict(method="feddip", batch_norm=mode) | NORMS for mode in ("average", "local"))
@@ -56,6 +57,7 @@ def small(few_images):
             prunetrain_threshold=0.08,
             lambda_max=0.1,
             swap_every=2,
+            adjust_until=6,
         )
         common = dict(
             dataset=few_images, model="lenet5", width=0.25, clients=4, clients_per_round=2, rounds=6, local_epochs=1,

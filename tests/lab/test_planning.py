@@ -21,6 +21,7 @@ CASES = [
     ("feddip", dict(sparse_uplink=True)),
     ("feddip", RELEASED | dict(sparse_uplink=True)),
     ("feddip_swap", dict(swap_every=2, mask_score="lamp")),
+    ("fedtiny", dict(reconfigure_every=2, adjust_until=5)),
     ("prunefl", dict(sparsity_initial=0.2)),
     ("prunefl", dict(sparsity_target=0.0, sparsity_initial=0.0)),
     ("snip", dict(sparsity_target=0.0)),

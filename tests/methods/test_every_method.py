@@ -11,7 +11,7 @@ from feddip_core.experiment import settings_of
 
 BUILT_IN = (
     "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
-    "feddip_swap",
+    "feddip_swap", "fedtiny",
 )  # fmt: skip
 SPARSE = ("prunefl", "snip", "prunetrain", "feddst")
 FAMILY = ("feddp", "dpf", "feddip", "feddip_prox")
@@ -26,7 +26,7 @@ def test_the_registry_holds_each_under_its_name():
     assert tuple(name for name in METHODS if ":" not in name) == BUILT_IN
     assert all(METHODS[name].name == name for name in BUILT_IN)
     looks = [(METHODS[name].label, METHODS[name].colour, METHODS[name].line) for name in BUILT_IN]
-    assert len({label for label, *_ in looks}) == len({(colour, line) for _, colour, line in looks}) == 12
+    assert len({label for label, *_ in looks}) == len({(colour, line) for _, colour, line in looks}) == len(BUILT_IN)
     for name in SPARSE:  # the released version has the same name and look
         cls = METHODS[name].released
         assert (cls.name, cls.label, cls.colour, cls.line) == (name, *looks[BUILT_IN.index(name)])
@@ -38,7 +38,7 @@ def test_a_method_says_what_its_settings_mean():
             assert setting.note and setting.allowed
 
 
-@pytest.mark.parametrize("method", ["snip", "prunefl", "feddst"])
+@pytest.mark.parametrize("method", ["snip", "prunefl", "feddst", "fedtiny"])
 @pytest.mark.parametrize("rules", ["paper", "released"])
 def test_without_sparsity_a_pruning_baseline_is_fedavg(tiny, method, rules):
     zero = {k: 0 for k in ("sparsity_initial", "sparsity_target") if k in settings_of(method, rules)}
@@ -81,7 +81,9 @@ def test_the_old_variant_is_refused(method):
 def test_baselines_have_the_papers_settings():
     paper = {m: Experiment.preset("paper", method=m) for m in BUILT_IN}
     read = {m: e.reconfigure_every for m, e in paper.items() if hasattr(e, "reconfigure_every")}
-    assert read == dict.fromkeys((*FAMILY, "fedgmp", "feddip_swap"), 5) | {"prunefl": 20, "feddst": 20, "prunetrain": 1}
+    every_five, every_ten = (*FAMILY, "fedgmp", "feddip_swap"), ("fedtiny",)
+    others = {"prunefl": 20, "feddst": 20, "prunetrain": 1}
+    assert read == dict.fromkeys(every_five, 5) | dict.fromkeys(every_ten, 10) | others
     assert (paper["feddst"].adjust_alpha, paper["prunetrain"].prunetrain_threshold) == (0.5, 1e-4)
     assert paper["prunetrain"].lambda_max == 1e-4
     assert paper["snip"].sparsity_target == 0.9
