@@ -274,3 +274,36 @@ def fedtiny_mask(share, local, gradients, weights, rho, mask, dense=False):
         kept = {*stays, *ranked(mean, free)[len(free) - k :]}
         new.append([i in kept for i in range(len(w))])
     return new
+
+
+class FedRTS:
+    """The rule of FedRTS, with a pair of counts for every weight; `draw` is given both and the round."""
+
+    def __init__(self, weights, gamma, strength, draw):
+        self.kept, self.gone = ([[1.0] * len(w) for w in weights] for _ in range(2))
+        self.gamma, self.strength, self.draw, self.rounds = gamma, strength, draw, 0
+
+    def __call__(self, share, local, gradients, weights, rho, mask):
+        self.rounds += 1
+        if share == 0:
+            return mask
+        for z, m in enumerate(mask):
+            active, inactive = places(m)
+            k = min(int(share * len(active)), len(inactive))
+            voted = [set(ranked(w[z], active)[k:]) for w in local]
+            server = set(ranked(weights[z], active)[k:])
+            for i in active:
+                clients = sum(part for part, own in zip(rho, voted, strict=True) if i in own)
+                self.count(z, i, self.gamma * (i in server) + (1 - self.gamma) * clients)
+            for i in inactive if gradients else []:
+                tops = [ranked(g[z], inactive)[len(inactive) - k :] for g in gradients]
+                clients = sum(part for part, own in zip(rho, tops, strict=True) if i in own)
+                self.count(z, i, self.gamma * 0.5 + (1 - self.gamma) * clients)
+        if not gradients:
+            return mask
+        drawn = self.draw(self.rounds - 1, self.kept, self.gone)
+        return layer_counts_mask(drawn, [sum(m) for m in mask], drawn)
+
+    def count(self, z, i, x):
+        self.kept[z][i] += self.strength * x
+        self.gone[z][i] += self.strength * (1 - x)

@@ -8,6 +8,7 @@ from .feddip import DPF, FedDIP, FedDIPProx, FedDP
 from .feddip_swap import FedDIPSwap
 from .feddst import FedDST
 from .fedgmp import FedGMP
+from .fedrts import FedRTS
 from .fedtiny import FedTiny
 from .prunefl import PruneFL
 from .prunetrain import PruneTrain
@@ -20,7 +21,7 @@ METHODS |= {
     cls.name: cls
     for cls in (
         FedAvg, FedProx, FedDP, DPF, FedDIP, FedDIPProx, PruneFL, Snip, PruneTrain, FedDST, FedGMP, FedDIPSwap,
-        FedTiny,
+        FedTiny, FedRTS,
     )
 }  # fmt: skip
 FedDP.switches, FedDIP.switches = switches.MASKS, switches.ALL

@@ -98,6 +98,11 @@ def top_inactive(g, m, k: int):
     return largest(g.abs().masked_fill(m, -1), k)
 
 
+def staying(w, m, k: int):
+    """True at the active weights of a layer but for its k smallest |w|."""
+    return largest(w.abs().masked_fill(~m, -1), int(m.sum()) - k)
+
+
 def swapped_layers(w: Weights, g: Weights, m: Mask, swaps: dict[str, int], dropped_too: bool = False) -> Mask:
     """Each layer drops its k_l smallest active |w| and grows its k_l largest |g| among the weights inactive so far.
 
@@ -105,6 +110,6 @@ def swapped_layers(w: Weights, g: Weights, m: Mask, swaps: dict[str, int], dropp
     """
     new = {}
     for k, v in w.items():
-        stays = largest(v.abs().masked_fill(~m[k], -1), int(m[k].sum()) - swaps[k])
+        stays = staying(v, m[k], swaps[k])
         new[k] = stays | top_inactive(g[k], stays if dropped_too else m[k], swaps[k])
     return new

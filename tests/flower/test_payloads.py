@@ -30,7 +30,7 @@ def variants():
     for rules in ("paper", "released"):
         yield dict(method="feddip", rules=rules, sparse_uplink=True)
     yield dict(method="fedtiny", adjust_gradients="dense")
-    yield from (dict(method=name, value_bits=16) for name in ("fedavg", "feddip_swap"))
+    yield from (dict(method=name, value_bits=16) for name in ("fedavg", "feddip_swap", "fedrts"))
     yield dict(method="feddip", regrowth="dense_memory", value_bits=16) | NORMS
     yield from (dict(method="feddip", batch_norm=mode) | NORMS for mode in ("average", "local"))
     yield dict(method="feddst", rules="released", batch_norm="local") | NORMS  # two things that are the client's own

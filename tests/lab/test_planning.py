@@ -22,6 +22,7 @@ CASES = [
     ("feddip", RELEASED | dict(sparse_uplink=True)),
     ("feddip_swap", dict(swap_every=2, mask_score="lamp")),
     ("fedtiny", dict(reconfigure_every=2, adjust_until=5)),
+    ("fedrts", dict(reconfigure_every=2, adjust_until=5)),
     ("prunefl", dict(sparsity_initial=0.2)),
     ("prunefl", dict(sparsity_target=0.0, sparsity_initial=0.0)),
     ("snip", dict(sparsity_target=0.0)),

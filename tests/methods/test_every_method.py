@@ -11,7 +11,7 @@ from feddip_core.experiment import settings_of
 
 BUILT_IN = (
     "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
-    "feddip_swap", "fedtiny",
+    "feddip_swap", "fedtiny", "fedrts",
 )  # fmt: skip
 SPARSE = ("prunefl", "snip", "prunetrain", "feddst")
 FAMILY = ("feddp", "dpf", "feddip", "feddip_prox")
@@ -38,7 +38,7 @@ def test_a_method_says_what_its_settings_mean():
             assert setting.note and setting.allowed
 
 
-@pytest.mark.parametrize("method", ["snip", "prunefl", "feddst", "fedtiny"])
+@pytest.mark.parametrize("method", ["snip", "prunefl", "feddst", "fedtiny", "fedrts"])
 @pytest.mark.parametrize("rules", ["paper", "released"])
 def test_without_sparsity_a_pruning_baseline_is_fedavg(tiny, method, rules):
     zero = {k: 0 for k in ("sparsity_initial", "sparsity_target") if k in settings_of(method, rules)}
@@ -81,7 +81,7 @@ def test_the_old_variant_is_refused(method):
 def test_baselines_have_the_papers_settings():
     paper = {m: Experiment.preset("paper", method=m) for m in BUILT_IN}
     read = {m: e.reconfigure_every for m, e in paper.items() if hasattr(e, "reconfigure_every")}
-    every_five, every_ten = (*FAMILY, "fedgmp", "feddip_swap"), ("fedtiny",)
+    every_five, every_ten = (*FAMILY, "fedgmp", "feddip_swap"), ("fedtiny", "fedrts")
     others = {"prunefl": 20, "feddst": 20, "prunetrain": 1}
     assert read == dict.fromkeys(every_five, 5) | dict.fromkeys(every_ten, 10) | others
     assert (paper["feddst"].adjust_alpha, paper["prunetrain"].prunetrain_threshold) == (0.5, 1e-4)
