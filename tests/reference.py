@@ -307,3 +307,15 @@ class FedRTS:
     def count(self, z, i, x):
         self.kept[z][i] += self.strength * x
         self.gone[z][i] += self.strength * (1 - x)
+
+
+def ssfl_mask(weights, gradients, sizes, keep):
+    """Average every client's |g · w| by its samples, and keep the largest; `gradients` has one network per client."""
+    means = [
+        [
+            sum(n * abs(g[z][i] * w) for g, n in zip(gradients, sizes, strict=True)) / sum(sizes)
+            for i, w in enumerate(ws)
+        ]
+        for z, ws in enumerate(weights)
+    ]
+    return snip_mask(means, [[1.0] * len(ws) for ws in weights], keep)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import masks
+from ..methods.asking import Asking
 from ..methods.released.billing import billed
 from ..schedules import learning_rate_at
 from ..server import Federation, Round
@@ -45,11 +46,12 @@ def row(federation: Federation, before: State, after: State, done: Round, second
 
 
 def bits(federation: Federation, state: State, clients: list[int]) -> dict[str, int]:
-    """The bits that a round sends down and up, counted from its clients' payloads."""
+    """The bits that a round sends down and up: its clients' payloads, and in the first round what preceded it."""
     method = federation.method
+    down, up = method.bits_before() if isinstance(method, Asking) and state.t == 0 else (0, 0)
     return {
-        "downlink_bits": sum(method.download(state, n).bits(method.layout) for n in clients),
-        "uplink_bits": sum(method.upload(state, n).bits(method.layout) for n in clients),
+        "downlink_bits": down + sum(method.download(state, n).bits(method.layout) for n in clients),
+        "uplink_bits": up + sum(method.upload(state, n).bits(method.layout) for n in clients),
     }
 
 

@@ -16,12 +16,13 @@ from .released import baselines
 from .released import feddip as switches
 from .sixteen_bits import SixteenBits
 from .snip import Snip
+from .ssfl import SSFL
 
 METHODS |= {
     cls.name: cls
     for cls in (
         FedAvg, FedProx, FedDP, DPF, FedDIP, FedDIPProx, PruneFL, Snip, PruneTrain, FedDST, FedGMP, FedDIPSwap,
-        FedTiny, FedRTS,
+        FedTiny, FedRTS, SSFL,
     )
 }  # fmt: skip
 FedDP.switches, FedDIP.switches = switches.MASKS, switches.ALL

@@ -21,7 +21,7 @@ from feddip_core.settings import matching
 
 BUILT_IN = (
     "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
-    "feddip_swap", "fedtiny", "fedrts",
+    "feddip_swap", "fedtiny", "fedrts", "ssfl",
 )  # fmt: skip
 LATER = BUILT_IN[12:]
 SWITCHES = ("initial_mask", "regrowth", "reconfigure_at", "lambda_schedule")
@@ -185,6 +185,7 @@ NOT_READ = {  # in the old code these were accepted and ignored, or held at a fi
     "fedgmp": ["sparsity_initial", "lambda_max", "sparse_uplink", "adjust_alpha", "swap_every", *SWITCHES],
     "feddip_swap": ["sparsity_initial", "lambda_max", "sparse_uplink", *SWITCHES],
     "fedtiny": ["sparsity_initial", "lambda_max", "prune_end", *SWITCHES],
+    "ssfl": ["sparsity_initial", "reconfigure_every", *SWITCHES],
     "fedrts": ["sparsity_initial", "lambda_max", "adjust_gradients", *SWITCHES],
 }
 

@@ -33,6 +33,7 @@ CASES = {
     "feddip_swap": dict(reconfigure_every=1, swap_every=2, value_bits=16),
     "fedtiny": dict(reconfigure_every=2, adjust_until=4),
     "fedrts": dict(reconfigure_every=2, adjust_until=4),
+    "ssfl": {},
     "feddip with a sparse uplink": dict(sparse_uplink=True),
 }
 

@@ -11,9 +11,10 @@ from feddip_core.experiment import settings_of
 
 BUILT_IN = (
     "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
-    "feddip_swap", "fedtiny", "fedrts",
+    "feddip_swap", "fedtiny", "fedrts", "ssfl",
 )  # fmt: skip
 SPARSE = ("prunefl", "snip", "prunetrain", "feddst")
+QUESTIONS = {"prunefl": ["find_mask"], "snip": ["sensitivity"], "ssfl": ["saliency"]}
 FAMILY = ("feddp", "dpf", "feddip", "feddip_prox")
 
 
@@ -38,7 +39,7 @@ def test_a_method_says_what_its_settings_mean():
             assert setting.note and setting.allowed
 
 
-@pytest.mark.parametrize("method", ["snip", "prunefl", "feddst", "fedtiny", "fedrts"])
+@pytest.mark.parametrize("method", ["snip", "prunefl", "feddst", "fedtiny", "fedrts", "ssfl"])
 @pytest.mark.parametrize("rules", ["paper", "released"])
 def test_without_sparsity_a_pruning_baseline_is_fedavg(tiny, method, rules):
     zero = {k: 0 for k in ("sparsity_initial", "sparsity_target") if k in settings_of(method, rules)}
@@ -110,7 +111,7 @@ def test_a_sparse_method_sends_sparse_models_both_ways(tiny, mini, method):
 @pytest.mark.parametrize("rules", ["paper", "released"])
 def test_what_clients_are_asked_before_the_first_round_is_named(method, rules):
     cls = METHODS[method].released if rules == "released" and METHODS[method].released else METHODS[method]
-    assert list(cls.questions) == {"prunefl": ["find_mask"], "snip": ["sensitivity"]}.get(method, [])
+    assert list(cls.questions) == QUESTIONS.get(method, [])
     assert all(callable(getattr(cls, question)) for question in cls.questions)
 
 
