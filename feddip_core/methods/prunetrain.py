@@ -45,9 +45,11 @@ class Structure:
                 f"connected, but the network cannot be traced ({str(error).splitlines()[0]})"
             ) from error
         called = {node.target for node in graph.nodes if node.op == "call_module"}
-        layers = {k for k, v in net.named_modules() if isinstance(v, CHANNELLED) and k in called}
+        # A grouped convolution's axis 1 counts the channels of a group, which are not those of its input.
+        whole = {k: v for k, v in net.named_modules() if isinstance(v, CHANNELLED) and getattr(v, "groups", 1) == 1}
+        layers = whole.keys() & called
         if inside := [k for k in prunable if k.rpartition(".")[0] not in layers]:
-            knows = "it needs convolutions and linear layers that the network calls directly"
+            knows = "it needs ungrouped convolutions and linear layers that the network calls directly"
             advice = f"list the layer of {inside[0]!r} in the network's `exempt`"
             raise ValueError(f"method: 'prunetrain' is not allowed; {knows}; {advice}")
         writers: dict[Any, frozenset[str]] = {}  # per value, the layers that wrote its channels

@@ -79,6 +79,15 @@ def test_prunetrain_refuses_what_has_no_channels_unless_it_is_exempt():
     assert Structure.of(net, models.prunable(net)).first == ("conv.weight",)
 
 
+def test_prunetrain_refuses_a_grouped_convolution_unless_it_is_exempt():
+    """Channels pass through an exempt one."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 8, 1), nn.Flatten())
+    with pytest.raises(ValueError, match=r"ungrouped convolutions .* list the layer of '1.weight'"):
+        Structure.of(net, models.prunable(net))
+    net.exempt = ("1",)
+    assert Structure.of(net, models.prunable(net)) == Structure(("0.weight",), ("2.weight",), ())
+
+
 @pytest.mark.parametrize(("name", "message"), [
     ("half", "'out.weight' is torch.float16; it must be torch.float32"),
     ("double_statistics", "'2.running_mean' is torch.float64; it must be torch.float32"),
