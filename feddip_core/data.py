@@ -1,7 +1,4 @@
-"""Data as tensors, and a client's batches, made on the device.
-
-`engine.sources` loads the data; `engine.partitions` splits them among clients.
-"""
+"""Data as tensors, and batches made on the device. `engine.sources` loads them, `engine.partitions` splits them."""
 
 import dataclasses
 from collections.abc import Callable, Iterator

@@ -1,8 +1,7 @@
 """A method: FedAvg's round, with a hook wherever a method may differ.
 
-A subclass holds everything about itself: its label, its settings, what it changes, what it sends. `state` is what the
-server knows. `clients` are the clients with their data and network. `layout` says where each layer is in the vector of
-weights.
+A subclass holds everything about itself: label, settings, what it changes, what it sends. `state` is what the server
+knows, `clients` have data and network, and `layout` says where each layer is in the vector of weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -97,6 +96,10 @@ class Method:
     def terms(self, t: int, start: Tensor) -> list[Term]:
         """The terms that a client starting at these weights adds to its cross-entropy."""
         return []
+
+    def terms_of(self, state: State, n: int, start: Tensor) -> list[Term]:
+        """The same, for a method whose terms depend on the client or on its mask too."""
+        return self.terms(state.t, start)
 
     def finish(self, upload: Upload, terms: list[Term], m: Mask | None, state: State, n: int) -> Upload:
         """Client n's upload, after any changes it makes once its steps are done."""

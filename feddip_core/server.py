@@ -99,11 +99,11 @@ class Federation:
 
     def ready(self, state: State, n: int) -> tuple[Tensor, Tensor, Mask | None, list[Term]]:
         """What client n starts a round with: weights and statistics to change in place, its mask, its terms."""
-        m = self.method.client_mask(state, n)
+        method, m = self.method, self.method.client_mask(state, n)
         w, statistics = self.clients.with_norms(state.w, state.statistics, state.own.get(n, {}))
         start = self.clients.layout.prune(w, m)
         # Copies: the steps change them in place, while a proximal term still needs the start.
-        return (w if self.method.feeds_back(state) else start).clone(), statistics, m, self.method.terms(state.t, start)
+        return (w if method.feeds_back(state) else start).clone(), statistics, m, method.terms_of(state, n, start)
 
     def full_mask(self, m: Mask | None) -> Mask:
         """The mask itself, or one that keeps everything if the model is dense."""

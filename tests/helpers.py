@@ -77,8 +77,8 @@ def agrees_with(exp, dataset, rule, **options):
     net, history = reference.adjusting(
         copy.deepcopy(assemble(exp, dataset).clients.net), start.m, names, federation.select, batches("batches"),
         lambda t, n: next(batches("adjust")(t, n)), lambda n: len(parts[n]), rule, T=exp.rounds,
-        R=exp.reconfigure_every, until=exp.adjust_until, alpha=exp.adjust_alpha, eta_0=exp.learning_rate, decay=0.998,
-        weight_decay=5e-4, **options,
+        R=exp.reconfigure_every, until=exp.adjust_until, alpha=exp.adjust_alpha, eta_0=exp.learning_rate,
+        decay=exp.learning_rate_decay, weight_decay=exp.weight_decay, **options,
     )  # fmt: skip
     for (_, state, _), expected in zip(fast[1:], history, strict=True):
         assert all(torch.equal(state.m[k], expected[k]) for k in names)

@@ -5,6 +5,7 @@ selected, the batches) is handed in, so that both see the same draws.
 """
 
 import copy
+import functools
 import math
 
 import torch
@@ -122,28 +123,31 @@ def fedgmp(net, names, select, batches_of, size_of, *, T, R, b, e, s_p, lamp, sw
 
 def adjusting(
     net, mask, names, select, batches_of, batch_of, size_of, rule, *, T, R, until, alpha, eta_0, decay, weight_decay,
-    local=local_update,
+    local=None,
 ):  # fmt: skip
     """Masked rounds whose mask a rule chooses, from lists of numbers; returns the global model and every mask.
 
     The rule is given the share to replace, the clients' weights, their gradients if this round adjusts the mask (else
-    None), the average, the clients' shares of the samples, and the mask.
+    None), the average, the clients' shares of the samples, and the mask. `local` replaces the clients' steps in rounds
+    that adjust the mask, and is given the share first.
     """
     model, history = copy.deepcopy(net), []
     prune_(model, mask)
     for tau in range(1, T + 1):
         t, nets, gradients = tau - 1, [], []
         share = alpha / 2 * (1 + math.cos(math.pi * tau / until)) if tau < until else 0.0
+        adjusts = tau % R == 0 and share > 0
+        update = functools.partial(local, share) if local and adjusts else local_update
         for n in select(t):
             nets.append(
-                local(model, mask, names, batches_of(t, n), eta_0 * decay**t, 0.0, weight_decay, feedback=False)
+                update(model, mask, names, batches_of(t, n), eta_0 * decay**t, 0.0, weight_decay, feedback=False)
             )
+            nets[-1].zero_grad()
             x, y = batch_of(t, n)
             F.cross_entropy(nets[-1](x), y).backward()
             gradients.append([dict(nets[-1].named_parameters())[name].grad.flatten().tolist() for name in names])
         sizes = [size_of(n) for n in select(t)]
         model = average(nets, sizes)
-        adjusts = tau % R == 0 and share > 0
         new = rule(
             share, [layers_of(each, names) for each in nets], gradients if adjusts else None, layers_of(model, names),
             [size / sum(sizes) for size in sizes], [mask[name].flatten().tolist() for name in names],
@@ -152,6 +156,26 @@ def adjusting(
         prune_(model, mask)
         history.append(mask)
     return model, history
+
+
+def fedmef_update(share, start, mask, names, batches, eta, lam, weight_decay, feedback, *, eta_0, strength):
+    """FedMef's steps in a round that ends with a swap: the smallest active weights are squeezed, at another rate."""
+    low = {}
+    for name, w in zip(names, layers_of(start, names), strict=True):
+        active, inactive = places(mask[name].flatten().tolist())
+        low[name] = ranked(w, active)[: min(int(share * len(active)), len(inactive))]
+    net, batches = copy.deepcopy(start), list(batches)
+    for b, (x, y) in enumerate(batches):
+        net.zero_grad()
+        squares = sum(p.view(-1)[low[name]].square().sum() for name, p in net.named_parameters() if name in low)
+        norm = float(squares.detach()) ** 0.5
+        (F.cross_entropy(net(x), y) + strength * squares).backward()
+        p = (2 * len(batches) - 2 * b) / (2 * len(batches) - b)
+        rate = max(eta, p * (2 / (1 + math.exp(-norm)) - 1) * eta_0)
+        for w in net.parameters():
+            w.data -= rate * (w.grad + weight_decay * w.data)
+        prune_(net, mask)
+    return net
 
 
 def layers_of(net, names):

@@ -8,6 +8,7 @@ from .feddip import DPF, FedDIP, FedDIPProx, FedDP
 from .feddip_swap import FedDIPSwap
 from .feddst import FedDST
 from .fedgmp import FedGMP
+from .fedmef import FedMef
 from .fedrts import FedRTS
 from .fedtiny import FedTiny
 from .prunefl import PruneFL
@@ -22,7 +23,7 @@ METHODS |= {
     cls.name: cls
     for cls in (
         FedAvg, FedProx, FedDP, DPF, FedDIP, FedDIPProx, PruneFL, Snip, PruneTrain, FedDST, FedGMP, FedDIPSwap,
-        FedTiny, FedRTS, SSFL,
+        FedTiny, FedRTS, SSFL, FedMef,
     )
 }  # fmt: skip
 FedDP.switches, FedDIP.switches = switches.MASKS, switches.ALL

@@ -21,7 +21,7 @@ from feddip_core.settings import matching
 
 BUILT_IN = (
     "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
-    "feddip_swap", "fedtiny", "fedrts", "ssfl",
+    "feddip_swap", "fedtiny", "fedrts", "ssfl", "fedmef",
 )  # fmt: skip
 LATER = BUILT_IN[12:]
 SWITCHES = ("initial_mask", "regrowth", "reconfigure_at", "lambda_schedule")
@@ -62,6 +62,8 @@ WRONG = {
     "adjust_until": [0, 0.8],
     "adjust_gradients": ["all", True],
     "vote_share": [-0.5, 1.1],
+    "extrusion": [-1e-4, "much"],
+    "extrusion_rate": [1, "yes"],
     "vote_strength": [-1, "strong"],
     "rules": ["mine", "authors"],
     "initial_mask": ["dense", "authors", "paper"],
@@ -185,6 +187,7 @@ NOT_READ = {  # in the old code these were accepted and ignored, or held at a fi
     "fedgmp": ["sparsity_initial", "lambda_max", "sparse_uplink", "adjust_alpha", "swap_every", *SWITCHES],
     "feddip_swap": ["sparsity_initial", "lambda_max", "sparse_uplink", *SWITCHES],
     "fedtiny": ["sparsity_initial", "lambda_max", "prune_end", *SWITCHES],
+    "fedmef": ["sparsity_initial", "vote_share", *SWITCHES],
     "ssfl": ["sparsity_initial", "reconfigure_every", *SWITCHES],
     "fedrts": ["sparsity_initial", "lambda_max", "adjust_gradients", *SWITCHES],
 }

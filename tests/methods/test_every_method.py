@@ -11,7 +11,7 @@ from feddip_core.experiment import settings_of
 
 BUILT_IN = (
     "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
-    "feddip_swap", "fedtiny", "fedrts", "ssfl",
+    "feddip_swap", "fedtiny", "fedrts", "ssfl", "fedmef",
 )  # fmt: skip
 SPARSE = ("prunefl", "snip", "prunetrain", "feddst")
 QUESTIONS = {"prunefl": ["find_mask"], "snip": ["sensitivity"], "ssfl": ["saliency"]}
@@ -82,7 +82,7 @@ def test_the_old_variant_is_refused(method):
 def test_baselines_have_the_papers_settings():
     paper = {m: Experiment.preset("paper", method=m) for m in BUILT_IN}
     read = {m: e.reconfigure_every for m, e in paper.items() if hasattr(e, "reconfigure_every")}
-    every_five, every_ten = (*FAMILY, "fedgmp", "feddip_swap"), ("fedtiny", "fedrts")
+    every_five, every_ten = (*FAMILY, "fedgmp", "feddip_swap"), ("fedtiny", "fedrts", "fedmef")
     others = {"prunefl": 20, "feddst": 20, "prunetrain": 1}
     assert read == dict.fromkeys(every_five, 5) | dict.fromkeys(every_ten, 10) | others
     assert (paper["feddst"].adjust_alpha, paper["prunetrain"].prunetrain_threshold) == (0.5, 1e-4)
