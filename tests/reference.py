@@ -343,3 +343,35 @@ def ssfl_mask(weights, gradients, sizes, keep):
         for z, ws in enumerate(weights)
     ]
     return snip_mask(means, [[1.0] * len(ws) for ws in weights], keep)
+
+
+def sparsyfed(net, names, select, batches_of, size_of, *, T, s_p, beta, eta_0, decay, weight_decay):
+    """Train θ with weights sign(θ)|θ|^β; returns the global weights and, for every round, which are not zero."""
+    theta, history = transformed(net, names, 1 / beta), []
+    total = sum(p.numel() for name, p in net.named_parameters() if name in names)
+    for t in range(T):
+        local, sizes = [], []
+        for n in select(t):
+            own = copy.deepcopy(theta)
+            for x, y in batches_of(t, n):
+                used = transformed(own, names, beta)
+                F.cross_entropy(used(x), y).backward()
+                for (name, p), q in zip(own.named_parameters(), used.parameters(), strict=True):
+                    slope = beta * p.data.abs() ** (beta - 1) if name in names else 1.0
+                    p.data -= eta_0 * decay**t * (q.grad * slope + weight_decay * p.data)
+            prune_(own, global_magnitude_mask(own, names, round(s_p * total)))
+            local.append(own)
+            sizes.append(size_of(n))
+        theta = average(local, sizes)
+        history.append({k: dict(theta.named_parameters())[k].detach() != 0 for k in names})
+    return transformed(theta, names, beta), history
+
+
+def transformed(net, names, exponent):
+    """A copy whose prunable weights are raised to a power, each with its sign."""
+    net = copy.deepcopy(net)
+    for name, p in net.named_parameters():
+        if name in names:
+            for i, v in enumerate(p.detach().flatten().tolist()):
+                p.data.view(-1)[i] = math.copysign(abs(v) ** exponent, v)
+    return net

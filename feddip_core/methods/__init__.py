@@ -17,13 +17,14 @@ from .released import baselines
 from .released import feddip as switches
 from .sixteen_bits import SixteenBits
 from .snip import Snip
+from .sparsyfed import SparsyFed
 from .ssfl import SSFL
 
 METHODS |= {
     cls.name: cls
     for cls in (
         FedAvg, FedProx, FedDP, DPF, FedDIP, FedDIPProx, PruneFL, Snip, PruneTrain, FedDST, FedGMP, FedDIPSwap,
-        FedTiny, FedRTS, SSFL, FedMef,
+        FedTiny, FedRTS, SSFL, FedMef, SparsyFed,
     )
 }  # fmt: skip
 FedDP.switches, FedDIP.switches = switches.MASKS, switches.ALL

@@ -32,7 +32,7 @@ def variants():
     for rules in ("paper", "released"):
         yield dict(method="feddip", rules=rules, sparse_uplink=True)
     yield dict(method="fedtiny", adjust_gradients="dense")
-    yield from (dict(method=name, value_bits=16) for name in ("fedavg", "feddip_swap", "fedrts"))
+    yield from (dict(method=name, value_bits=16) for name in ("fedavg", "feddip_swap", "fedrts", "sparsyfed"))
     yield dict(method="feddip", regrowth="dense_memory", value_bits=16) | NORMS
     yield from (dict(method="feddip", batch_norm=mode) | NORMS for mode in ("average", "local"))
     yield dict(method="feddst", rules="released", batch_norm="local") | NORMS  # two things that are the client's own
@@ -166,7 +166,7 @@ def test_flower_carries_what_is_counted_and_gives_the_same_bits(small, tmp_path,
     check_answers(watched, exp)
     run(exp, tmp_path / "here")
     assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
-    if settings["method"] not in ("fedavg", "fedprox", "snip", "ssfl"):
+    if settings["method"] not in ("fedavg", "fedprox", "snip", "ssfl", "sparsyfed"):
         assert watched.rounds[-1][0].mask_version > 1
     if settings == dict(method="feddip"):  # the cases that matter: a mask sent, and one that the node holds
         sent = [set(carried(m)) for m in watched.grid.sent if m.metadata.message_type == "train"]

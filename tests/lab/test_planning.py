@@ -11,7 +11,7 @@ from feddip_core.methods import METHODS
 KNOWN = ["sparsity", "lambda_", "downlink_bits", "uplink_bits"]
 RELEASED = dict(rules="released")
 # Of the sizes of masks, what training decides: see `plan_is_a_bound`.
-BOUNDS = [("prunetrain", {}), ("feddst", RELEASED)]
+BOUNDS = [("prunetrain", {}), ("sparsyfed", {}), ("feddst", RELEASED)]
 CASES = [
     *((method, {}) for method in METHODS),
     *((method, RELEASED) for method, cls in METHODS.items() if cls.released or cls.switches),

@@ -11,7 +11,7 @@ from feddip_core.experiment import settings_of
 
 BUILT_IN = (
     "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
-    "feddip_swap", "fedtiny", "fedrts", "ssfl", "fedmef",
+    "feddip_swap", "fedtiny", "fedrts", "ssfl", "fedmef", "sparsyfed",
 )  # fmt: skip
 SPARSE = ("prunefl", "snip", "prunetrain", "feddst")
 QUESTIONS = {"prunefl": ["find_mask"], "snip": ["sensitivity"], "ssfl": ["saliency"]}
