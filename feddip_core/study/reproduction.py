@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 
 from ..experiment import Experiment
-from .summary import TABLES, compared, label, moves, seeds_of
+from .summary import TABLES, label, moves, seeds_of
 from .tables import find, layer_sparsities, layers, of_runs, over_seeds, shown
-from .verdicts import ABOVE, BELOW, EVEN, NONE, ONE, bullets, counted, judged, pairs, range_of, sentence
+from .verdicts import ABOVE, BELOW, EVEN, NONE, ONE, counted, judged, pairs, range_of, sentence
 from .wanted import FOUND, PAPER, RELEASED, VERSION_OF, as_released, wanted
 
 WIDE = 2.0  # points: an interval that reaches further to either side decides nothing in these tables
@@ -242,24 +242,3 @@ def first_layer(folder: str | Path) -> str:
     )
     printed = f"The paper gives {low} to {high}; ours is"
     return f"FedDIP's first layer ends with a fraction of {ours} zeros ({counted(row)}). {printed} {verdict}."
-
-
-# What README says.
-
-
-def claims(folder: str | Path) -> str:
-    """README's sentences that compare, as a list in Markdown."""
-    table = compared(folder)
-    rows = reasons(folder)
-    said = [
-        tally(table),
-        compare(table, "Table III", "feddip", "fedavg"),
-        compare(table, "Table III", "feddip", "feddp"),
-        compare(table, "Table III", "feddip", "prunefl"),
-        compare(table, "Table III", "feddip", "fedavg", "released_"),
-        reason(rows, "FedDIP with the released code's first mask"),
-        compare(table, "Table V", "fedprox", "fedavg"),
-        compare(table, "Table V", "feddip_prox", "fedavg"),
-        feedback(returns(folder), wanted("paper_vs_code", "paper", "fashion_mnist")["the paper's rules"][0]),
-    ]
-    return bullets(said)

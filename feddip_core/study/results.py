@@ -7,7 +7,6 @@
 from .reproduction import (
     against,
     by_table,
-    claims,
     compare,
     feedback,
     first_layer,
@@ -108,7 +107,6 @@ __all__ = [
     "budget_mebibits",
     "bullets",
     "by_table",
-    "claims",
     "compare",
     "compared",
     "correlations",

@@ -237,4 +237,4 @@ def effort(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "pa
     every = {exp.run_id: exp for table in tables for own in table.values() for exp in own}
     rounds, _ = find({"all": list(every.values())}, folder)
     done, hours = rounds["run_id"].nunique(), rounds["seconds"].sum() / 3600
-    return f"{len(every)} runs; {done} of them are done and took {hours:.1f} hours, one core per run"
+    return f"All results need {len(every)} runs. {done} of them are done and took {hours:.1f} hours, one core per run."
