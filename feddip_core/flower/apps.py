@@ -1,7 +1,9 @@
 """The apps that `flwr run` starts, and `simulate`, which runs them on one machine."""
 
 import logging
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -71,8 +73,24 @@ def simulate(
 
     init = {"num_cpus": processes, "include_dashboard": False, "log_to_driver": options.get("progress", True)}
     backend = {"client_resources": {"num_cpus": 1}, "init_args": init}
+    start_ray(**init)
     run_simulation(app, clients(folder), num_supernodes=exp.clients, backend_config=backend)
     return finished[0]
+
+
+def start_ray(attempts: int = 10, **options) -> None:
+    """Start Ray, which gives itself half a minute; a busy machine may need more than one attempt."""
+    import ray
+
+    # As Flower would: an actor finds the modules that this process finds.
+    options |= {"runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}, "logging_level": "WARNING"}
+    while not ray.is_initialized():
+        try:
+            ray.init(**options)
+        except Exception as error:  # Ray has no name for it
+            attempts -= 1
+            if not attempts or "timed out during startup" not in str(error):
+                raise
 
 
 class Loader(yaml.SafeLoader):

@@ -22,7 +22,7 @@ import feddip_core.lab.hospitals
 from feddip_core import METHODS, Experiment, Method, deploy, flower, load_model, run
 from feddip_core.engine.assembly import assemble, gradient_name
 from feddip_core.engine.records import AnotherRun
-from feddip_core.flower import NobodyAnswered, Server, belief
+from feddip_core.flower import NobodyAnswered, Server, apps, belief
 from feddip_core.flower.client import federation_of
 from feddip_core.flower.deployment import Deployment, make_certificates
 
@@ -443,6 +443,31 @@ def test_the_simulation_gives_the_same_bits(few, tmp_path):
     flower.simulate(exp, tmp_path / "there", progress=False, observe=check_that_ray_asks_for_a_token)
     run(exp, tmp_path / "here")
     assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
+
+
+@slow
+def test_on_a_busy_machine_ray_is_started_again(monkeypatch):
+    import ray
+
+    errors = [Exception("The current node timed out during startup. This could …"), None, Exception("no room")]
+    started = []
+
+    def init(**options):
+        started.append(options)
+        if error := errors.pop(0):
+            raise error
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: len(started) == 2)
+    monkeypatch.setattr(ray, "init", init)
+    apps.start_ray(num_cpus=2)
+    assert len(started) == 2 and started[1]["num_cpus"] == 2
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(Exception, match="no room"):
+        apps.start_ray()
+    errors[:] = [Exception("timed out during startup")] * 3
+    with pytest.raises(Exception, match="timed out"):
+        apps.start_ray(attempts=3)
+    assert errors == []
 
 
 def check_that_ray_asks_for_a_token(*_):
