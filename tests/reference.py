@@ -375,3 +375,47 @@ def transformed(net, names, exponent):
             for i, v in enumerate(p.detach().flatten().tolist()):
                 p.data.view(-1)[i] = math.copysign(abs(v) ** exponent, v)
     return net
+
+
+def flash_counts(net, mask, names, batches_of, draws_of, *, epochs, drop, eta, weight_decay):
+    """What one client of FLASH's first stage finds: how many weights each layer has after so many epochs.
+
+    `draws_of(epoch)` has a number for every weight: the largest ones say where a layer grows.
+    """
+    for epoch in range(1, epochs + 1):
+        net = local_update(net, mask, names, batches_of(epoch), eta, 0.0, weight_decay, feedback=False)
+        if epoch == epochs:
+            break
+        weights, on = layers_of(net, names), [mask[name].flatten().tolist() for name in names]
+        dropped, values = 0, []
+        for z, w in enumerate(weights):
+            active, _ = places(on[z])
+            values.append(sum(abs(w[i]) for i in active) / len(active) if active else 0.0)
+            out = ranked(w, active)[: math.ceil(drop * (1 - epoch / epochs) * len(active))]
+            dropped += len(out)
+            on[z] = [here and i not in out for i, here in enumerate(on[z])]
+        stays = {name: torch.tensor(v).view(mask[name].shape) for name, v in zip(names, on, strict=True)}
+        prune_(net, stays)
+        room = [int(0.99 * (len(v) - sum(v))) for v in on]
+        for z, count in enumerate(flash_shares(dropped, values, room)):
+            _, inactive = places(on[z])
+            new = ranked(draws_of(epoch)[z], inactive)[len(inactive) - count :]
+            on[z] = [here or i in new for i, here in enumerate(on[z])]
+        mask = {name: torch.tensor(v).view(mask[name].shape) for name, v in zip(names, on, strict=True)}
+    return [int(mask[name].sum()) for name in names]
+
+
+def flash_shares(total, values, most):
+    """Deal out a total in proportion to values, over and over among those that have room, whole parts first."""
+    given = [0] * len(values)
+    while sum(given) < total:
+        free = [z for z in range(len(values)) if given[z] < most[z] and values[z] > 0]
+        left = total - sum(given)
+        parts = {z: left * values[z] / sum(values[y] for y in free) for z in free}
+        whole = {z: math.floor(part) for z, part in parts.items()}
+        rest = left - sum(whole.values())
+        for z in sorted(free, key=lambda z: (whole[z] - parts[z], z))[:rest]:
+            whole[z] += 1
+        for z in free:
+            given[z] = min(most[z], given[z] + whole[z])
+    return given

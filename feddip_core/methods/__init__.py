@@ -11,6 +11,7 @@ from .fedgmp import FedGMP
 from .fedmef import FedMef
 from .fedrts import FedRTS
 from .fedtiny import FedTiny
+from .flash import Flash
 from .prunefl import PruneFL
 from .prunetrain import PruneTrain
 from .released import baselines
@@ -24,7 +25,7 @@ METHODS |= {
     cls.name: cls
     for cls in (
         FedAvg, FedProx, FedDP, DPF, FedDIP, FedDIPProx, PruneFL, Snip, PruneTrain, FedDST, FedGMP, FedDIPSwap,
-        FedTiny, FedRTS, SSFL, FedMef, SparsyFed,
+        FedTiny, FedRTS, SSFL, FedMef, SparsyFed, Flash,
     )
 }  # fmt: skip
 FedDP.switches, FedDIP.switches = switches.MASKS, switches.ALL

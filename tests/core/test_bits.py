@@ -88,7 +88,7 @@ SPREAD = [
     case("feddip", regrowth="dense_memory"), case("feddip", reconfigure_at="released"),
     case("feddip", lambda_schedule="released"), case("feddip", stacked=True), case("feddip", batch_norm="local"),
     case("fedgmp", partition="iid"), case("fedgmp", mask_score="lamp"),
-    case("feddip_swap"), case("fedtiny"), case("fedrts"), case("ssfl"), case("fedmef"), case("sparsyfed"),
+    case("feddip_swap"), case("fedtiny"), case("fedrts"), case("ssfl"), case("fedmef"), case("sparsyfed"), case("flash"),
     case("prunetrain", model="resnet18"), case("feddip", model="alexnet"), case("prunefl", dataset=HOSPITALS),
 ]  # fmt: skip
 
@@ -100,7 +100,7 @@ def test_the_bits_are_those_that_were_recorded(case):
 
 def test_every_case_can_still_be_made():
     """All settings are allowed, and no two are the same run."""
-    assert len({experiment(case).run_id for case in CASES}) == len(CASES) == 128
+    assert len({experiment(case).run_id for case in CASES}) == len(CASES) == 129
 
 
 def test_every_method_and_every_switch_is_among_the_cases():

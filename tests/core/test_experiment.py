@@ -21,7 +21,7 @@ from feddip_core.settings import matching
 
 BUILT_IN = (
     "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
-    "feddip_swap", "fedtiny", "fedrts", "ssfl", "fedmef", "sparsyfed",
+    "feddip_swap", "fedtiny", "fedrts", "ssfl", "fedmef", "sparsyfed", "flash",
 )  # fmt: skip
 LATER = BUILT_IN[12:]
 SWITCHES = ("initial_mask", "regrowth", "reconfigure_at", "lambda_schedule")
@@ -63,6 +63,9 @@ WRONG = {
     "adjust_gradients": ["all", True],
     "vote_share": [-0.5, 1.1],
     "power": [0.5, "two"],
+    "discover_share": [0, 1.5],
+    "discover_epochs": [0, 2.5],
+    "discover_drop": [-0.1, 2],
     "extrusion": [-1e-4, "much"],
     "extrusion_rate": [1, "yes"],
     "vote_strength": [-1, "strong"],
@@ -190,6 +193,7 @@ NOT_READ = {  # in the old code these were accepted and ignored, or held at a fi
     "fedtiny": ["sparsity_initial", "lambda_max", "prune_end", *SWITCHES],
     "fedmef": ["sparsity_initial", "vote_share", *SWITCHES],
     "sparsyfed": ["sparsity_initial", "reconfigure_every", *SWITCHES],
+    "flash": ["sparsity_initial", "reconfigure_every", *SWITCHES],
     "ssfl": ["sparsity_initial", "reconfigure_every", *SWITCHES],
     "fedrts": ["sparsity_initial", "lambda_max", "adjust_gradients", *SWITCHES],
 }

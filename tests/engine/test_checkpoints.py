@@ -34,6 +34,7 @@ CASES = {
     "fedtiny": dict(reconfigure_every=2, adjust_until=4),
     "fedrts": dict(reconfigure_every=2, adjust_until=4),
     "ssfl": {},
+    "flash": {},
     "sparsyfed": {},
     "fedmef": dict(reconfigure_every=2, adjust_until=4),
     "feddip with a sparse uplink": dict(sparse_uplink=True),

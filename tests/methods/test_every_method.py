@@ -11,10 +11,10 @@ from feddip_core.experiment import settings_of
 
 BUILT_IN = (
     "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
-    "feddip_swap", "fedtiny", "fedrts", "ssfl", "fedmef", "sparsyfed",
+    "feddip_swap", "fedtiny", "fedrts", "ssfl", "fedmef", "sparsyfed", "flash",
 )  # fmt: skip
 SPARSE = ("prunefl", "snip", "prunetrain", "feddst")
-QUESTIONS = {"prunefl": ["find_mask"], "snip": ["sensitivity"], "ssfl": ["saliency"]}
+QUESTIONS = {"prunefl": ["find_mask"], "snip": ["sensitivity"], "ssfl": ["saliency"], "flash": ["discover"]}
 FAMILY = ("feddp", "dpf", "feddip", "feddip_prox")
 
 
@@ -39,7 +39,7 @@ def test_a_method_says_what_its_settings_mean():
             assert setting.note and setting.allowed
 
 
-@pytest.mark.parametrize("method", ["snip", "prunefl", "feddst", "fedtiny", "fedrts", "ssfl"])
+@pytest.mark.parametrize("method", ["snip", "prunefl", "feddst", "fedtiny", "fedrts", "ssfl", "flash"])
 @pytest.mark.parametrize("rules", ["paper", "released"])
 def test_without_sparsity_a_pruning_baseline_is_fedavg(tiny, method, rules):
     zero = {k: 0 for k in ("sparsity_initial", "sparsity_target") if k in settings_of(method, rules)}
