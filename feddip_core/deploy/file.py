@@ -101,6 +101,10 @@ def _places(forms: Mapping, parts: Mapping[str, Tensor]) -> dict[str, tuple[Tens
         count = math.prod(shape)
         total += count
         _hold(total <= MOST_NUMBERS, f"{name}: {total:,} numbers are too many; at most {MOST_NUMBERS:,} are allowed")
+        _hold(
+            size <= count // 8 + 1,
+            f"{name}: {size:,} bytes of positions are more than a mask of its shape {shape} takes",
+        )
         values = parts[part][start[part] : start[part] + kept]
         code = parts["positions"][start["positions"] : start["positions"] + size]
         _hold(len(values) == kept and len(code) == size, f"{name}: the file ends before its values do")

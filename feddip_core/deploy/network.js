@@ -144,7 +144,7 @@ const feddip = (() => {
       model.steps.forEach(([name, from, names, options], i) => {
         const result = operations[name](from.map((k) => all[k]), names.map((k) => tensors[k]), shapes[i + 1], options,
           from.map((k) => shapes[k]));
-        all.push(Float32Array.from(result));
+        all.push(new Float32Array(result));
       });
       return all;
     }

@@ -1,10 +1,12 @@
-"""Networks with random sparse weights, and samples for them: what every form of a model is tested with."""
+"""Networks with random sparse weights, samples for them, and trained LeNet-5: what every form is tested with."""
 
 import torch
 from torch import nn
 
-from feddip_core import models
+from feddip_core import Experiment, models
 from feddip_core.deploy.graph import Samples, graph_of
+from feddip_core.deploy.source import finished
+from feddip_core.engine.records import OWN_RECORDS, folder_of
 
 
 class Own(nn.Module):
@@ -63,3 +65,8 @@ def case(name, samples=6):
         of = Samples(shape) if name == "own" else Samples(shape, 255.0, MEAN[:channels], STD[:channels])
         x = torch.randn(samples, *shape) if name == "own" else torch.randint(0, 256, (samples, *shape)).to(torch.uint8)
     return graph_of(net, of), x
+
+
+def recorded(sparsity):
+    """LeNet-5 as a committed run of the paper's settings left it, with weights of 16 bits."""
+    return finished(folder_of(Experiment.preset("paper", sparsity_target=sparsity), OWN_RECORDS)).graph.rounded(16)

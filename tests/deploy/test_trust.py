@@ -56,6 +56,7 @@ LIES = {
     "a.weight: its positions do not match its shape": tensor("a.weight", 1, lambda shape: [8, *shape[1:]]),
     "out.weight: its positions do not match": tensor("out.weight", 3, lambda width: width + 1),
     "c.weight: 1,000,000,262 numbers are too many": tensor("c.weight", 1, lambda _: [10**6, 10**3, 1, 1]),
+    "out.weight: 24 bytes of positions are more than": tensor("out.weight", 4, lambda _: 24),
     "a.bias: its positions do not match": tensor("a.bias", 1, lambda _: [2]),
     "b.weight: no such form": tensor("b.weight", 2, lambda _: -1),
     "b.bias: no such form": tensor("b.bias", 0, lambda _: "positions"),
@@ -120,6 +121,34 @@ def test_a_byte_that_is_changed_gives_an_error_or_another_model_of_the_same_shap
         assert "cannot be trusted" in str(error)
     else:
         assert sum(v.numel() for v in graph.tensors.values()) <= file.MOST_NUMBERS and graph.outputs > 0
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 40) | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["stride", "padding", "a"]), inner),
+    max_leaves=4,
+)
+
+
+def places(value, path=()):
+    """Every place in what a file says of its model."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for k, v in inner for place in places(v, (*path, k)))]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_a_file_that_says_anything_is_refused_or_runs(packed, data):
+    about = json.loads(json.dumps(packed[0]))
+    *path, last = data.draw(st.sampled_from(places(about)[1:]))
+    word(*path, last, value=data.draw(ANYTHING))(about, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file, "MOST_NUMBERS", 10**5)
+        try:
+            graph = file._graph(about, packed[1])
+        except Exception:  # `load` turns each of them into the same refusal
+            return
+        assert graph(torch.zeros(2, *graph.samples.shape)).shape == (2, graph.outputs)
 
 
 @settings(deadline=None)

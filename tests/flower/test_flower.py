@@ -380,6 +380,9 @@ def test_a_record_at_the_server_has_a_model_and_is_neither_trained_again_nor_des
     about, graph = deploy.load(folder / "model" / "model.safetensors")  # the export, written at the server
     assert about["run_id"] == exp.run_id and all(torch.equal(v.half().float(), graph.tensors[k]) for k, v in
                                                  result.weights.items() if v.ndim > 1)  # fmt: skip
+    elsewhere = deploy.export(folder, tmp_path / "elsewhere")
+    files = [{path.name: path.read_bytes() for path in each.iterdir()} for each in (folder / "model", elsewhere)]
+    assert files[0] == files[1] and {"model.c", "model.js", "README.md"} < files[0].keys()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(AnotherRun, match="choose another folder"):  # in one process, with everybody's data
         run(exp, tmp_path)
