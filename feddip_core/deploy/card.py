@@ -67,6 +67,8 @@ logits = classify(about, tensors, samples)  # {shape}, as uint8 or float
 name = about["classes"][logits[0].argmax()]
 ```
 
+A file that you do not trust: `feddip_core.deploy.load` checks everything that it says before it takes memory.
+
 In C: `cc -O3 -c model.c`, then `model_classify(sample, logits)`. In a page: `<script src="model.js"></script>`, then
 `classifier.classify(sample)`.
 """

@@ -60,7 +60,10 @@ def measured(record: str | Path, x: Tensor, folder: str | Path) -> dict[str, flo
         "ONNX Runtime": lambda: onnx.run(None, {"samples": raw}),
         "C": lambda: of_c(x, graph.outputs),
     }
-    files = {"ours": "model.safetensors", "ONNX": "model.onnx"}
-    sizes = {f"kB, {name}": (model / path).stat().st_size / 1000 for name, path in files.items()}
-    sizes |= {"kB, arrays": sum(stored(record).values()) / 1000}
+    bytes_of = {
+        "our file": (model / "model.safetensors").stat().st_size,
+        "its arrays": sum(stored(record).values()),
+        "ONNX": (model / "model.onnx").stat().st_size,
+    }
+    sizes = {f"kB, {name}": count / 1000 for name, count in bytes_of.items()}
     return sizes | {f"µs, {name}": took / len(x) * 1e6 for name, took in turns(sides).items()}

@@ -2,7 +2,7 @@
 
 Two things can pay. Channels that are zero throughout leave a smaller dense layer, which is faster at once. Zeros that
 are scattered need compressed rows (CSR), where a kept weight costs about four times what it costs in a dense layer: so
-they must be many, and the layer large. The limits below were measured by tests/benchmarks/benchmark_inference.py.
+they must be many, and the layer large. `make benchmark-inference` measures what the limits below give.
 """
 
 import copy

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from .style import SPARE, STYLE, colour
 
@@ -180,15 +181,25 @@ def lesson(plan: Mapping[str, int], breaks: tuple[str, ...] = ()) -> Figure:
     return figure
 
 
+# A form keeps its colour and its mark in both halves of `forms`.
+FORMS = {
+    "PyTorch": (SPARE[0], "o"), "sparse PyTorch": (SPARE[1], "s"), "ONNX": (SPARE[2], "D"), "C": (SPARE[3], "^"),
+    "our file": (SPARE[4], "v"), "its arrays": (SPARE[5], "P"),
+}  # fmt: skip
+
+
 def forms(table: pd.DataFrame) -> Figure:
     """Kilobytes and microseconds of a model in each form, by the share of zeros: columns such as "kB, ONNX"."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
         for ax, unit, title in zip(axes, ("kB", "µs"), ("Size", "CPU time per image"), strict=True):
-            columns = [name for name in table if name.startswith(f"{unit}, ")]
-            for shade, mark, name in zip(SPARE, "osD^", columns, strict=False):
-                ax.plot(range(len(table)), table[name], color=shade, marker=mark, label=name.removeprefix(f"{unit}, "))
+            for name in [column.removeprefix(f"{unit}, ") for column in table if column.startswith(f"{unit}, ")]:
+                shade, mark = FORMS[name.removesuffix(" Runtime")]
+                ax.plot(range(len(table)), table[f"{unit}, {name}"], color=shade, marker=mark, label=name)
             ax.set(title=title, xlabel="zeros", ylabel=unit, yscale="log", xticks=range(len(table)))
             ax.set_xticklabels([f"{100 * s:g} %" for s in table.index])
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.yaxis.set_major_formatter("{x:g}")
+            ax.yaxis.set_minor_formatter(NullFormatter())
             ax.legend()
     return figure
