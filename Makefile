@@ -13,6 +13,7 @@
 # make paper-fashion   every table and figure of the paper on Fashion-MNIST, and README's, from the records in outputs/runs
 # make laptop-cifar    the same of the runs of reduced size on CIFAR-10 and CIFAR-100
 # make site        the notebooks as they were executed, as a static site in outputs/site that opens from disk
+# make slides      slides of notebooks 01 to 06, in outputs/slides; they open from disk (npm fetches reveal.js once)
 # make notebooks   run the notebooks in place, to renew the outputs they carry
 # make lock        renew hashes.txt from pyproject.toml and constraints.txt
 
@@ -40,7 +41,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce lint check test torture lab benchmark benchmark-inference benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site notebooks lock clean
+.PHONY: reproduce lint check test torture lab benchmark benchmark-inference benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site slides notebooks lock clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -96,6 +97,9 @@ site: $(INSTALLED)
 	$(BIN)/python -m feddip_core.lab.gallery
 	@echo "The site begins at outputs/site/index.html."
 
+slides: $(INSTALLED)
+	$(BIN)/python -m feddip_core.lab.slides
+
 notebooks: $(INSTALLED)
 	@set -e; for notebook in $(NOTEBOOKS); do \
 	  $(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN $$notebook; \
@@ -120,4 +124,4 @@ $(INSTALLED): constraints.txt hashes.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf .venv outputs/notebooks outputs/site outputs/screenshots
+	rm -rf .venv outputs/notebooks outputs/site outputs/slides outputs/screenshots

@@ -109,6 +109,7 @@ def test_every_version_but_pytorchs_is_locked_with_hashes(lock):
 
 def test_conda_users_get_the_same(project, lock):
     environment = yaml.safe_load((ROOT / "environment.yml").read_text("utf-8"))
+    assert set(environment) == {"name", "channels", "dependencies"} and environment["channels"] == ["conda-forge"]
     python, *of_pytorch, _, pip = environment["dependencies"]
     assert of_pytorch == [f"pytorch-cpu={lock['torch']}", f"torchvision={lock['torchvision']}"]
     extras = ",".join(project["optional-dependencies"])

@@ -41,6 +41,40 @@ def test_without_an_address_there_are_no_links():
     assert "](" not in contents.launch("00_start_here").text
 
 
+@pytest.fixture
+def installing(monkeypatch, tmp_path):
+    """The start page's cell that installs the package: run it with an address, and see what it calls."""
+    cells = json.loads((NOTEBOOKS / contents.START).read_text("utf-8"))["cells"]
+    (source,) = ["".join(c["source"]) for c in cells if "install" in c["metadata"].get("tags", [])]
+    calls = []
+
+    def called(command, check):
+        calls.append(command)
+        (tmp_path / "feddip" / "notebooks").mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subprocess.run", called)
+    return lambda address: exec(source, {"address": address}) or [" ".join(call) for call in calls]
+
+
+def test_where_the_package_is_installed_nothing_is(installing, tmp_path):
+    assert installing("https://github.com/a/b") == [] and Path.cwd() == tmp_path
+
+
+def test_elsewhere_the_package_is_installed_and_the_notebooks_are_beside_it(installing, monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    clone, install = installing("https://github.com/a/b")
+    assert clone.startswith("git clone") and "https://github.com/a/b" in clone
+    assert install.endswith("-m pip install ./feddip[notebooks]")
+    assert Path.cwd() == tmp_path / "feddip" / "notebooks"
+
+
+def test_elsewhere_an_address_is_asked_for(installing, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(AssertionError, match="Set `address` above"):
+        installing("")
+
+
 def test_the_solutions_have_every_exercise_with_its_question_and_answer():
     page = solutions.page(NOTEBOOKS)
     asked = solutions.questions(NOTEBOOKS)
