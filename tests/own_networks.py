@@ -93,6 +93,15 @@ class Uneven(nn.Module):
         return self.out(F.relu(self.a(x) + self.b(x)))
 
 
+class ChangedInPlace(Uneven):
+    """A value has two names, and is changed under one of them."""
+
+    def forward(self, x):
+        x = self.a(x.flatten(1))
+        F.dropout(x, 0.5, self.training).relu_()
+        return self.out(x)
+
+
 def two_layers():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
 

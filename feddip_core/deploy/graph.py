@@ -86,6 +86,11 @@ class Samples:
         mean, std = ([[[v]] for v in each] for each in (self.mean, self.std))
         return {"shape": list(self.shape), "scale": self.scale, "mean": mean or 0.0, "std": std or 1.0}
 
+    def normalise(self, x: Tensor) -> Tensor:
+        """What the network gets for raw samples."""
+        scale, mean, std = (torch.tensor(self.plain[k]) for k in ("scale", "mean", "std"))
+        return (x.float() / scale - mean) / std
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -165,7 +170,20 @@ def graph_of(net: nn.Module, samples: Samples) -> Graph:
         raise Unsupported("the network's last operation does not give one row of logits")
     tensors = {k: v.detach().float() for k, v in net.state_dict(keep_vars=True).items()}
     used = {name for step in steps for name in step.names if name}
-    return Graph(samples, tuple(steps), {k: v for k, v in tensors.items() if k in used})
+    graph = Graph(samples, tuple(steps), {k: v for k, v in tensors.items() if k in used})
+    _compare(graph, net, example.dtype)
+    return graph
+
+
+@torch.no_grad()
+def _compare(graph: Graph, net: nn.Module, dtype: torch.dtype) -> None:
+    """Random samples must get the network's logits: else a wrong model would be written without a word."""
+    x = torch.rand(2, *graph.samples.shape, generator=torch.Generator().manual_seed(0)) * graph.samples.scale
+    found, expected = graph(x), net(graph.samples.normalise(x).to(dtype)).float()
+    if not torch.allclose(found, expected, 1e-3, 1e-3 * float(expected.abs().max()), equal_nan=True):
+        raise Unsupported(
+            "the list of operations does not give the network's logits; a value may be changed in place under two names"
+        )
 
 
 @contextmanager

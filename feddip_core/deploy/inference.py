@@ -51,8 +51,7 @@ def measured(record: str | Path, x: Tensor, folder: str | Path) -> dict[str, flo
     """Kilobytes and microseconds per sample of a record's model in each form, exported to this folder."""
     model, net = export(record, folder), load_model(record)
     graph, (fast, _) = finished(record).graph, sparse(net)
-    scale, mean, std = (torch.tensor(graph.samples.plain[k]) for k in ("scale", "mean", "std"))
-    onnx, raw, normal = one_thread(model / "model.onnx"), x.float().numpy(), (x.float() / scale - mean) / std
+    onnx, raw, normal = one_thread(model / "model.onnx"), x.float().numpy(), graph.samples.normalise(x)
     of_c = compiled((model / "model.c").read_text(encoding="utf-8"), "model")
     sides = {
         "PyTorch": lambda: net(normal),

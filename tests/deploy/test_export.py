@@ -129,6 +129,7 @@ def test_an_own_network_with_own_data_is_exported(tiny, tmp_path):
     ("Methods", "Methods: the operation 'sigmoid' is not supported; there are conv2d"),
     ("TwoEnds", "TwoEnds: the operation 'cat' is not supported"),
     ("Uneven", "Uneven: add is supported for two values of one shape"),
+    ("ChangedInPlace", "the list of operations does not give the network's logits"),
     ("DataDependent", "the network cannot be written as a list of operations"),
 ])  # fmt: skip
 def test_what_no_form_has_is_named(name, words):
