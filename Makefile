@@ -10,6 +10,7 @@
 # make benchmark-scale    what the paper's three experiments take: an hour or more, one full-size round of each
 # make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
+# make league      the league of methods: its runs, then its table; METHOD=yours:Mine runs your own beside the records
 # make paper-fashion   every table and figure of the paper on Fashion-MNIST, and README's, from the records in outputs/runs
 # make laptop-cifar    the same of the runs of reduced size on CIFAR-10 and CIFAR-100
 # make site        the notebooks as they were executed, as a static site in outputs/site that opens from disk
@@ -41,7 +42,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce lint check test torture lab benchmark benchmark-inference benchmark-flower benchmark-scale runs paper-fashion laptop-cifar site slides notebooks lock clean
+.PHONY: reproduce lint check test torture lab benchmark benchmark-inference benchmark-flower benchmark-scale runs league paper-fashion laptop-cifar site slides notebooks lock clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -73,6 +74,11 @@ benchmark: $(INSTALLED)
 runs: $(INSTALLED)
 	$(BIN)/python -m feddip_core.batch --preset $(PRESET) --dataset $(DATASET) --methods $(METHODS) --seeds $(SEEDS) \
 	  --partitions $(PARTITIONS) --rules $(RULES) --jobs $(JOBS) $(OPTIONS)
+
+league: $(INSTALLED)
+	$(BIN)/python -m feddip_core.batch --preset paper --dataset fashion_mnist --results league --seeds 1 2 3 \
+	  $(if $(METHOD),--methods $(METHOD)) --jobs $(JOBS) $(OPTIONS)
+	$(BIN)/python -m feddip_core.study.standings $(METHOD)
 
 benchmark-scale: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark_scale.py

@@ -21,8 +21,6 @@ from .jobs import FREE, Job, execute
 def chosen(options: argparse.Namespace) -> list[Experiment]:
     """Each experiment once, in the order of seeds, so that the first results come early."""
     experiments = _needed(options) if options.results else _combined(options)
-    if not experiments:
-        raise ValueError(f"seeds: {options.seeds} is not allowed; the results have {wanted.SEEDS[options.preset]}")
     return list({exp.run_id: exp for exp in experiments}.values())
 
 
@@ -34,14 +32,22 @@ def _needed(options: argparse.Namespace) -> list[Experiment]:
             f"set: {name!r} is not allowed with --results; it must be one of {', '.join(EXECUTION_SETTINGS)}"
         )
     names = list(wanted.RESULTS) if options.results == ["all"] else options.results
-    tables = [wanted.wanted(name, options.preset, options.dataset or "fashion_mini") for name in names]
+    if options.methods and names != ["league"]:
+        raise ValueError(f"methods: {options.methods} is not allowed with --results, except with the league")
+    own = {"methods": options.methods} if options.methods else {}
+    tables = [wanted.wanted(name, options.preset, options.dataset or "fashion_mini", **own) for name in names]
     found = [exp for table in tables for experiments in table.values() for exp in experiments]
-    return [exp.replace(**how) for seed in options.seeds for exp in found if exp.seed == seed]
+    chosen = [exp.replace(**how) for seed in options.seeds for exp in found if exp.seed == seed]
+    if not chosen:
+        seeds = tuple(sorted({exp.seed for exp in found}))
+        raise ValueError(f"seeds: {options.seeds} is not allowed; the results have {seeds}")
+    return chosen
 
 
 def _combined(options: argparse.Namespace) -> list[Experiment]:
     """Every combination of the options."""
-    methods = [m for m in METHODS if not is_hook(m)] if options.methods == ["all"] else options.methods
+    methods = options.methods or ["feddip"]
+    methods = [m for m in METHODS if not is_hook(m)] if methods == ["all"] else methods
     extra = dict(map(_setting, options.set))
     for method, rules in itertools.product(methods, options.rules):
         known = settings_of(method, rules).keys() - set(FREE)
@@ -84,9 +90,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--methods",
         nargs="+",
-        default=["feddip"],
         metavar="METHOD",
-        help=f"all, or of {', '.join(METHODS)}, or your own as package.module:Class",
+        help=f"all, or of {', '.join(METHODS)}, or your own as package.module:Class; default: feddip",
     )
     p.add_argument(
         "--results", nargs="+", metavar="RESULT", help="the runs that a result notebook needs, instead of --methods, "

@@ -115,7 +115,8 @@ def regrown(w: Weights, m: Mask, share: float, draws: Weights) -> tuple[Mask, Ma
 
     New weights are the inactive ones with the largest draws. Also returns what stays.
     """
-    values = [float(v[m[k]].abs().double().mean()) if m[k].any() else 0.0 for k, v in w.items()]
+    means = [float(v[m[k]].abs().double().mean()) if m[k].any() else 0.0 for k, v in w.items()]
+    values = [mean if math.isfinite(mean) else 0.0 for mean in means]  # a client that diverges has no opinion
     drops = [math.ceil(share * int(v.sum())) for v in m.values()]
     stays = {k: staying(v, m[k], drop) for (k, v), drop in zip(w.items(), drops, strict=True)}
     room = [int(MOST_REGROWN * int((~v).sum())) for v in stays.values()]

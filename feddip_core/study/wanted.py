@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..experiment import Experiment
-from . import beyond
+from . import beyond, league
 
 PAPER = json.loads((Path(__file__).parent.parent / "assets" / "paper_results.json").read_text(encoding="utf-8"))
 PAPER_DATA = {"fashion_mini": "fashion_mnist"}  # whose numbers of the paper stand beside an embedded data set
@@ -69,23 +69,26 @@ RESULTS: dict[str, Callable[[str], dict[str, dict[str, Any]]]] = {
         f"{lam:g}": dict(method="prunetrain", lambda_max=lam) for lam in (0.01, 0.001)
     },
 }
-# Not among the paper's results, and with a seed of their own.
-OURS: dict[str, Callable[[str], dict[str, dict[str, Any]]]] = {"choices": beyond.choices}
+# Not among the paper's results, and with seeds of their own.
+OURS: dict[str, Callable[..., dict[str, dict[str, Any]]]] = {
+    "choices": beyond.choices, "league": league.entries, "league_choices": league.choices,
+}  # fmt: skip
+OUR_SEEDS = {"choices": (beyond.SEED,), "league": league.SEEDS, "league_choices": (league.CHOICE_SEED,)}
 
 Wanted = Mapping[str, list[Experiment]]
 
 
-def wanted(result: str, preset: str, dataset: str) -> dict[str, list[Experiment]]:
+def wanted(result: str, preset: str, dataset: str, **options: Any) -> dict[str, list[Experiment]]:
     """The runs that a result needs: for each label of its table, one experiment per seed."""
     known = RESULTS | OURS
     if result not in known:
         raise ValueError(f"result: {result!r} is not allowed; it must be one of {', '.join(known)}")
     search, one = result.endswith("_grid"), result in ONE_SEED
-    seeds = (beyond.SEED,) if result in OURS else SEEDS[preset][:1] if search or one else SEEDS[preset]
+    seeds = OUR_SEEDS.get(result, SEEDS[preset][:1] if search or one else SEEDS[preset])
     short = {"rounds": max(Experiment.preset(preset, dataset).rounds // GRID_SHARE, 1)} if search else {}
     return {
         label: [Experiment.preset(preset, dataset, seed=seed, **changes, **short) for seed in seeds]
-        for label, changes in known[result](dataset).items()
+        for label, changes in known[result](dataset, **options).items()
     }
 
 

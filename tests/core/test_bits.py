@@ -88,7 +88,7 @@ SPREAD = [
     case("feddip", regrowth="dense_memory"), case("feddip", reconfigure_at="released"),
     case("feddip", lambda_schedule="released"), case("feddip", stacked=True), case("feddip", batch_norm="local"),
     case("fedgmp", partition="iid"), case("fedgmp", mask_score="lamp"),
-    case("feddip_swap"), case("fedtiny"), case("fedrts"), case("ssfl"), case("fedmef"), case("sparsyfed"), case("flash"),
+    case("feddip_swap"), *(case(m) for m in ("fedtiny", "fedrts", "ssfl", "fedmef", "sparsyfed", "flash")),
     case("prunetrain", model="resnet18"), case("feddip", model="alexnet"), case("prunefl", dataset=HOSPITALS),
 ]  # fmt: skip
 

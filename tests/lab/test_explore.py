@@ -103,7 +103,7 @@ def test_every_method_can_be_chosen_and_turns_off_what_it_does_not_have(explorer
         off[method] = {name for name, control in explorer.controls.items() if control.disabled}
         assert ("does not use: " in explorer.notes["method"].value) == bool(off[method])
         assert not off[method] & explorer.exp.to_dict().keys()
-        assert ("at most" in explorer.plan_view.value) == (method == "prunetrain")
+        assert ("at most" in explorer.plan_view.value) == METHODS[method].plan_is_a_bound
     assert off["feddip"] == set()
     assert off["dpf"] == {"sparsity_initial", "lambda_max", "lambda_steps"}
     assert off["snip"] == {"sparsity_initial", "lambda_max", "lambda_steps", "reconfigure_every", "sparse_uplink"}

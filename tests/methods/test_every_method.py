@@ -13,6 +13,7 @@ BUILT_IN = (
     "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",
     "feddip_swap", "fedtiny", "fedrts", "ssfl", "fedmef", "sparsyfed", "flash",
 )  # fmt: skip
+LATER = BUILT_IN[12:]
 SPARSE = ("prunefl", "snip", "prunetrain", "feddst")
 QUESTIONS = {"prunefl": ["find_mask"], "snip": ["sensitivity"], "ssfl": ["saliency"], "flash": ["discover"]}
 FAMILY = ("feddp", "dpf", "feddip", "feddip_prox")
@@ -115,7 +116,7 @@ def test_what_clients_are_asked_before_the_first_round_is_named(method, rules):
     assert all(callable(getattr(cls, question)) for question in cls.questions)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "feddip", "prunefl", "feddst", "prunetrain"])
+@pytest.mark.parametrize("method", ["fedavg", "feddip", "prunefl", "feddst", "prunetrain", *LATER])
 def test_divergence_ends_a_run_and_is_recorded(tiny, tmp_path, method):
     exp = tiny(method, learning_rate=1e4, rounds=6, **every(1, method))
     result = run(exp, out=tmp_path)

@@ -1,0 +1,121 @@
+"""The league of federated pruning: one protocol for every method, as data.
+
+Fixed: Fashion-MNIST, LeNet-5, IID, and Table II's N, K, T, E and batch size. A method enters with the settings of its
+paper, and with the best of four runs on a seed that is never reported. The better of the two is ranked.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..engine import records
+from ..experiment import Experiment, settings_of
+from . import beyond
+
+SEEDS = (1, 2, 3)
+CHOICE_SEED = beyond.SEED
+TARGETS = (0.9, 0.99)
+DECAYS = dict(learning_rate_decay=(0.998, 0.9995))  # every grid has them: Table II's leaves an eighth of the step size
+# PruneTrain does not control its sparsity, and FedProx is FedAvg on IID data: neither enters. In each grid the first
+# value of a setting is the method's own default.
+ENTRANTS: dict[str, dict[str, Sequence[Any]]] = {
+    "fedavg": dict(learning_rate=(0.01, 0.02)),
+    "dpf": dict(reconfigure_every=(5, 20)),
+    "feddp": dict(reconfigure_every=(5, 20)),
+    "feddip": dict(lambda_max=(1e-3, 1e-4)),
+    "prunefl": dict(reconfigure_every=(20, 50)),
+    "snip": dict(learning_rate=(0.01, 0.02)),
+    "feddst": dict(adjust_alpha=(0.5, 0.2)),
+    "fedgmp": dict(mask_score=("magnitude", "lamp")),
+    "feddip_swap": dict(mask_score=("magnitude", "lamp")),
+    "fedtiny": dict(adjust_alpha=(0.2, 0.4)),
+    "fedrts": dict(adjust_alpha=(0.4, 0.2)),
+    "ssfl": dict(learning_rate=(0.01, 0.02)),
+    "fedmef": dict(adjust_alpha=(0.4, 0.2)),
+    "sparsyfed": dict(learning_rate=(0.02, 0.04)),  # its steps are smaller: see `step_in_theta_`
+    "flash": dict(learning_rate=(0.01, 0.02)),
+}
+# The same model for fewer bytes, so that it needs no choice of its own.
+SPARSE_UPLINK = "feddip, sparse uplink"
+
+
+def cells(methods: Sequence[str] | None = None) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
+    """Every entrant at every target, with the settings of its paper; a dense method has no target."""
+    for entrant in methods or [*ENTRANTS, SPARSE_UPLINK]:
+        method = entrant.partition(",")[0]
+        sparse = dict(sparse_uplink=True) if entrant == SPARSE_UPLINK else {}
+        for s in TARGETS if "sparsity_target" in settings_of(method) else (None,):
+            yield entrant, s, dict(method=method) | sparse | ({} if s is None else dict(sparsity_target=s))
+
+
+def label(entrant: str, target: float | None, tuned: bool = False) -> str:
+    """The name of a row."""
+    return entrant + ("" if target is None else f" at {target:g}") + ", tuned" * tuned
+
+
+def grid(entrant: str) -> list[dict[str, Any]]:
+    """The four settings that a method is tried with; empty for a method of your own."""
+    own = ENTRANTS.get(entrant.partition(",")[0])
+    axes = DECAYS | own if own else {}
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())] if own else []
+
+
+def choices(dataset: str = "fashion_mnist") -> dict[str, dict[str, Any]]:
+    """The runs from which the settings are chosen: four per entrant and target."""
+    return {
+        f"{label(entrant, s)}, {_said(tried)}": changes | tried
+        for entrant, s, changes in cells(list(ENTRANTS)) for tried in grid(entrant)
+    }  # fmt: skip
+
+
+def _said(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in settings.items())
+
+
+def entries(
+    dataset: str = "fashion_mnist", methods: Sequence[str] | None = None, folder: str | Path = records.OWN_RECORDS
+) -> dict[str, dict[str, Any]]:
+    """The runs that are reported: each cell with its paper's settings, and with those chosen, if all four are there."""
+    runs = {}
+    for entrant, s, changes in cells(methods):
+        runs[label(entrant, s)] = changes
+        best = chosen(entrant, changes, dataset, folder)
+        if best is not None and changes | best != changes | _defaults(changes, best, dataset):
+            runs[label(entrant, s, tuned=True)] = changes | best
+    return runs
+
+
+def _defaults(changes: dict[str, Any], names: dict[str, Any], dataset: str) -> dict[str, Any]:
+    exp = _experiment(dataset, changes)
+    return {k: getattr(exp, k) for k in names}
+
+
+def chosen(
+    entrant: str, changes: dict[str, Any], dataset: str, folder: str | Path = records.OWN_RECORDS
+) -> dict[str, Any] | None:
+    """Of the four, the settings with the highest accuracy over the last five rounds; None while one is missing."""
+    own = {k: v for k, v in changes.items() if k != "sparse_uplink"}  # which changes no model
+    found = [_last_five(_experiment(dataset, own | tried, CHOICE_SEED), folder) for tried in grid(entrant)]
+    if not found or None in found:
+        return None
+    return grid(entrant)[max(range(len(found)), key=lambda i: found[i] or 0.0)]
+
+
+def _experiment(dataset: str, changes: dict[str, Any], seed: int = 0) -> Experiment:
+    known = dataset if dataset != "fashion_mini" else "fashion_mnist"  # whose choices the embedded data take
+    return Experiment.preset("paper", known, seed=seed, **changes)
+
+
+def _last_five(exp: Experiment, folder: str | Path) -> float | None:
+    """A finished run's accuracy over its last five rounds; 0 if it diverged."""
+    record = records.folder_of(exp, folder)
+    if not (record / "provenance.json").exists():
+        return None
+    try:
+        rows = records.load_run(record)
+    except ValueError:  # damaged
+        return None
+    if rows["diverged"].notna().any():
+        return 0.0
+    return float(rows["test_accuracy"].tail(5).mean()) if len(rows) == exp.rounds else None
