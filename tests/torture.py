@@ -41,6 +41,7 @@ def small(draw: random.Random, **settings) -> Experiment:
         momentum=draw.choice([0.0, 0.9]), seed=draw.randrange(1000),
     )  # fmt: skip
     free["swap_every"] = 2 * free["reconfigure_every"]
+    free["momentum"] *= method != "sparsyfed"  # whose steps have none
     read = {"rules", *settings_of(method, free["rules"]), *COMMON}
     known = {k: v for k, v in (free | settings).items() if k in read}
     return Experiment.preset("smoke", method=method, **known)

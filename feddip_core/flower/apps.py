@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -81,6 +82,7 @@ def simulate(
 def start_ray(attempts: int = 10, **options) -> None:
     """Start Ray, which gives itself half a minute; a busy machine may need more than one attempt."""
     import ray
+    from ray._private.node import Node
 
     # As Flower would: an actor finds the modules that this process finds.
     options |= {"runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}, "logging_level": "WARNING"}
@@ -91,6 +93,10 @@ def start_ray(attempts: int = 10, **options) -> None:
             attempts -= 1
             if not attempts or "timed out during startup" not in str(error):
                 raise
+            # What was started half is left running, and would slow down the next attempt.
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                if isinstance(node := frame.f_locals.get("self"), Node):
+                    node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 class Loader(yaml.SafeLoader):
