@@ -91,7 +91,7 @@ benchmark-flower: $(INSTALLED)
 
 # The figures, then the outputs that the notebooks carry: whoever adds a record renews both.
 OF_RECORDS := 10_reproduction 11_accuracy 12_communication 13_non_iid 14_layer_sparsity 15_extreme_sparsity \
-  16_paper_vs_code 20_convergence
+  16_paper_vs_code 19_league 20_convergence
 paper-fashion: $(INSTALLED)
 	$(BIN)/python -m feddip_core.reproduce --preset paper --dataset fashion_mnist --jobs 2
 	$(MAKE) notebooks NOTEBOOKS='$(patsubst %,notebooks/%.ipynb,$(OF_RECORDS))'

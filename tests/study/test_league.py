@@ -8,7 +8,7 @@ import pytest
 from feddip_core import METHODS, Experiment, Method, real
 from feddip_core.batch import command
 from feddip_core.engine import records
-from feddip_core.study import league, standings, wanted
+from feddip_core.study import figures, league, standings, wanted
 from feddip_core.study.verdicts import ONE
 
 SIZES = (150, 2_400, 48_000, 10_080, 840)
@@ -72,7 +72,7 @@ def rounds_of(label, seed, accuracy, bits, zeros=DENSE):
     return pd.DataFrame(columns | dict(label=label, seed=seed, diverged=float("nan")))
 
 
-def test_the_table_by_hand(monkeypatch):
+def test_the_table_and_its_figure_by_hand(monkeypatch):
     """FedDIP loses to SNIP in every seed, for more bytes; a tuned FedGMP is better than as published."""
     nine_tenths = " ".join(str(round(0.9 * n)) for n in SIZES)
     made = [rounds_of("fedavg", 1, 0.9, 8e9)]
@@ -92,6 +92,8 @@ def test_the_table_by_hand(monkeypatch):
     assert table.loc["fedgmp at 0.9, tuned", "against FedDIP"] == ONE and not table.loc["fedgmp at 0.9", "ranked"]
     assert {*table.index[table["front"]]} == {"fedavg", "fedgmp at 0.9, tuned", "snip at 0.9"}
     assert table.loc["flash at 0.99", "n"] == 0 and pd.isna(table.loc["flash at 0.99", "accuracy"])
+    words = figures.fronts(table, league.TARGETS).get_label()
+    assert "At 90% zeros 4 of 16 methods have a run; on the front: SNIP, FedGMP, FedAvg." in words
     text = standings.as_text(table)
     assert "84.20 ± 1.10" in text and "FedGMP (tuned)" in text and text.count("FedAvg (published)") == 2
 

@@ -1,10 +1,11 @@
 """Every figure of the notebooks, one function each: metrics of runs in, a matplotlib figure out.
 
 `style` has what all share, `run` one run, `comparison` methods side by side, `teaching` the course, `results` the
-paper's tables and figures, `theory` Theorem 1.
+paper's tables and figures, `league` the league, `theory` Theorem 1.
 """
 
 from .comparison import RANDOM, final_weights, lines, mask_history, panels, side_by_side
+from .league import fronts
 from .results import (
     OURS_AND_PAPER,
     RELEASED,
@@ -102,6 +103,7 @@ __all__ = [
     "extremes",
     "final_weights",
     "forms",
+    "fronts",
     "holdings",
     "label",
     "label_with_divergence",
