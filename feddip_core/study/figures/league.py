@@ -23,14 +23,14 @@ def fronts(table: pd.DataFrame, targets: tuple[float, ...]) -> Figure:
 def _panel(ax: Axes, table: pd.DataFrame, target: float) -> str:
     """Draw one target; what it shows, in words."""
     own = table[table["ranked"].astype(bool)].assign(MB=lambda t: (t["MB down"] + t["MB up"]).astype(float))
-    for i, (_, row) in enumerate(own.sort_values("accuracy").iterrows()):
+    for place, row in own.iterrows():
         method, _, how = row["entrant"].partition(", ")
         look = dict(marker=HOW.get(how, "o"), color=colour(method), markersize=8 if row["front"] else 5, linestyle="")
         ax.errorbar(row["MB"], row["accuracy"], yerr=row["std"], capsize=3, **look)
-        name = label(method) + (f", {how}" if how else "")
-        ax.annotate(
-            name, (row["MB"], row["accuracy"]), xytext=(7, -11 if i % 2 else 4), textcoords="offset points", fontsize=9
-        )
+        others = own.drop(place)
+        above = (others["accuracy"] - row["accuracy"]).between(0, 0.4) & (others["MB"] / row["MB"]).between(0.67, 1.5)
+        where = dict(xytext=(7, -11 if above.any() else 4), textcoords="offset points", fontsize=9)
+        ax.annotate(label(method) + (f", {how}" if how else ""), (row["MB"], row["accuracy"]), **where)
     front = own[own["front"].astype(bool)].sort_values("MB")
     ax.step(front["MB"], front["accuracy"].astype(float), where="post", color="#555555", linewidth=1, zorder=1)
     ax.set_xscale("log")
