@@ -19,13 +19,13 @@ from .jobs import FREE, Job, execute
 
 
 def chosen(options: argparse.Namespace) -> list[Experiment]:
-    """Each experiment once, in the order of seeds, so that the first results come early."""
+    """Each experiment once, ordered by seed, so that the first results come early."""
     experiments = _needed(options) if options.results else _combined(options)
     return list({exp.run_id: exp for exp in experiments}.values())
 
 
 def _needed(options: argparse.Namespace) -> list[Experiment]:
-    """What the result notebooks want, of the seeds that were asked for, computed as `--set` says."""
+    """The runs that the result notebooks need, for the given seeds, computed as `--set` says."""
     how = dict(map(_setting, options.set))
     for name in how.keys() - set(EXECUTION_SETTINGS):
         raise ValueError(

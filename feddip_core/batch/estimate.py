@@ -29,10 +29,10 @@ def seconds_per_round(exp: Experiment, out: Path, data_dir: str = "") -> float:
 def _measured(exp: Experiment, data_dir: str, steps: int = 4) -> float:
     with computing(exp):
         fed = assemble(exp, data_dir=data_dir or None)
-        clients, state = fed.clients, fed.start(sketch=True)  # a start may take hundreds of steps at a client
+        clients, state = fed.clients, fed.start(sketch=True)  # a client may take hundreds of steps
         batches = list(itertools.islice(clients.batches(0, 0, "batches", exp.local_epochs), steps))
         float(clients.train_(state.w.clone(), state.m, batches[:1], statistics=state.statistics.clone()))
-        began = time.perf_counter()  # float: a GPU is only done when its numbers are asked for
+        began = time.perf_counter()  # float: waits until a GPU is done
         float(clients.train_(state.w.clone(), state.m, batches, statistics=state.statistics.clone()))
         step = (time.perf_counter() - began) / len(batches)
         tested = min(EVALUATION_BATCH, len(clients.data.y_test))
@@ -49,7 +49,7 @@ def _dataset(name: str, normalisation: str, data_dir: str) -> Dataset:
 
 
 def obstacle(job: Job) -> str:
-    """Why a run would fail before its first round; empty if nothing is in its way."""
+    """Why a run would fail before its first round; empty if nothing blocks it."""
     exp, folder = job.exp, records.folder_of(job.exp, job.out / "runs")
     try:
         check_device(exp)

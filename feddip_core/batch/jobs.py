@@ -30,7 +30,7 @@ PATIENCE = 60  # seconds for a run to save what it has after Ctrl-C
 
 @dataclass
 class Job:
-    """One experiment, and how it fares."""
+    """One experiment and its progress."""
 
     exp: Experiment
     preset: str
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def settings(self) -> dict:
-        """What the experiment has other than its preset, beside the notebook's own parameters."""
+        """The settings that differ from the preset, without those that are the notebook's own parameters."""
         free = {k: getattr(self.exp, k) for k in FREE if k != "preset"}
         own = {} if self.exp.dataset in CLASSES else {"model": self.exp.model}  # for which no data set speaks
         base = Experiment.preset(self.preset, **free, **own)
@@ -70,8 +70,8 @@ class Job:
         given = {k: getattr(self.exp, k) for k in FREE if k != "preset"} | {"preset": self.preset}
         given |= {"settings": self.settings, "out": str(self.out.resolve()), "data_dir": self.data_dir}
         options = ["-k", "python3", "--no-progress-bar", "--no-log-output", "--log-level", "ERROR"]
-        # The kernel, whose own folder is another, is to import this very package, also if another one is installed,
-        # and a module of the user's own from here, as this process does.
+        # The kernel runs in another folder. It must import this very package, even if another one is installed,
+        # and the user's own modules from here, as this process does.
         path = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
         # To Papermill a path is a template: {seed} would be replaced.
         paths = [str(file).replace("{", "{{").replace("}", "}}") for file in (NOTEBOOK, self.notebook)]
@@ -86,7 +86,7 @@ class Job:
         self.state, self.began = "running", time.monotonic()
 
     def look(self) -> None:
-        """Take note of the progress, and of the end if it has come."""
+        """Note the progress, and the end if it has come."""
         if self.state != "running":
             return
         ended = self.process.poll() is not None
@@ -97,7 +97,7 @@ class Job:
         if self.process.returncode == 0 and whole:
             self.state = "done"
         elif self.reason.startswith(records.RecordInUse.__name__) or (not self.reason and (whole or self.taken())):
-            # Without an error in it the notebook is the other process's, which has the same name.
+            # A notebook without an error belongs to the other process, whose notebook has the same name.
             self.state = "elsewhere"
         else:
             self.state = "failed"
@@ -186,7 +186,7 @@ def _step(jobs: list[Job], at_once: int, bar: tqdm) -> None:
 
 
 def _counted(job: Job) -> int:
-    """Rounds that need no more waiting for."""
+    """Finished rounds for the progress bar; a run that has ended counts as a whole."""
     return job.exp.rounds if job.state in ("done", "failed", "elsewhere") else job.rounds_done
 
 
@@ -194,7 +194,7 @@ def _stop(jobs: list[Job]) -> None:
     tqdm.write("stopping; the runs save what they have …")
     running = [job for job in jobs if job.state == "running"]
     try:
-        # Again and again, since a kernel that is idle for a moment takes no notice.
+        # Repeatedly, because a kernel that happens to be idle ignores it.
         for _ in range(PATIENCE // 5):
             alive = [job for job in running if job.process.poll() is None]
             for job in alive:
@@ -213,7 +213,7 @@ def _stop(jobs: list[Job]) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let a polite kill stop the batch as Ctrl-C does."""
+    """Let SIGTERM stop the batch as Ctrl-C does."""
 
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -1,8 +1,8 @@
 """Where the kept weights of a layer are: the gaps between them, in as few bits as their layer needs.
 
-A gap takes `width` bits. All bits set is a step over 2^width − 1 pruned weights to no kept one. The last gap leads one
-beyond the last weight, so that a code that is cut off, or of another shape, is found out. With a width of 1 this is the
-mask, bit by bit; 0 means that every weight is kept, and takes nothing.
+A gap takes `width` bits. If all bits are set, it skips 2^width − 1 pruned weights and reaches no kept one. The last gap
+ends one place beyond the last weight, so a code that is cut off or has another shape is detected. With a width of 1
+this is the mask, bit by bit. A width of 0 means that every weight is kept, and takes no bits.
 """
 
 import numpy as np

@@ -1,10 +1,10 @@
 // Cross-entropy of LeNet-5 and its gradient, for one batch, in single precision.
 //
-// LANES samples stand side by side as the innermost axis, so that every multiply-add is a vector of samples times one
-// weight. Convolution, bias, ReLU and max-pool are one pass, with the arg-max kept for the way back. A layer runs over
-// its weights that are not zero, forward and back: a sparse model is cheaper. So is the gradient of the weights, if a
-// mask says which of them it is wanted for; error feedback wants all. What is left out would add zeros: the sums are the
-// same, to the bit.
+// LANES samples stand side by side as the innermost axis: every multiply-add is a vector of samples times one weight.
+// Convolution, bias, ReLU and max-pool are one pass, which keeps the arg-max for the backward pass. A layer visits only
+// its nonzero weights, forward and backward, so a sparse model is cheaper. With a mask, gradients are computed only for
+// the weights that it keeps; error feedback needs all of them. What is skipped would only add zeros, so the sums are
+// the same, to the bit.
 //
 // Shapes come as macros: CHANNELS, SIZE (of a square image), C1, C2 (channels), H1, H2 (hidden units), CLASSES.
 
@@ -19,7 +19,7 @@ constexpr int LANES = 8, BLOCK = 2;
 #else  // NEON and SSE2 among others
 constexpr int LANES = 4, BLOCK = 4;
 #endif
-constexpr int GROUP = 8;  // sums that run side by side, so that none waits for its last addition
+constexpr int GROUP = 8;  // independent sums, so that no addition waits for the one before
 #define EACH(j, n) _Pragma("GCC unroll 32") for (int j = 0; j < n; j++)
 
 typedef float V __attribute__((vector_size(4 * LANES)));
@@ -28,7 +28,7 @@ typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
 
 constexpr int P0 = SIZE + 4, S1 = SIZE / 2, S2 = S1 - 4, S3 = S2 / 2, FEATURES = C2 * S3 * S3;
 
-struct Tap { int at; float w; };  // a weight that counts, since it is not zero or its gradient is wanted, and its place
+struct Tap { int at; float w; };  // a weight that is not zero or whose gradient is needed, and its place
 
 static float sum(V v) {
     float s = 0;
@@ -36,13 +36,13 @@ static float sum(V v) {
     return s;
 }
 
-constexpr int share(int n, int most, int step = 1) {  // how many of n to compute at once: a divisor, without a rest
+constexpr int share(int n, int most, int step = 1) {  // how many of n to compute at once: a divisor of n
     int best = step;
     for (int d = step; d <= most; d += step) if (n % d == 0) best = d;
     return best;
 }
 
-// What reaches the two rows before the ReLU and the max-pool, from one row behind them.
+// The gradient of two rows before the ReLU and the max-pool, from one row after them.
 template <int N>
 static void unpool(const V *grad, const V *pooled, const I *where, V *rows) {
     for (int x = 0; x < N; x++) {
@@ -51,14 +51,14 @@ static void unpool(const V *grad, const V *pooled, const I *where, V *rows) {
     }
 }
 
-// A convolution of 5×5 without padding, of W×W images.
+// A 5×5 convolution without padding, on W×W images.
 template <int CIN, int COUT, int W>
 struct Conv {
     static constexpr int K = CIN * 25, N = W - 4, X = share(N, 14, 2), B = share(COUT, BLOCK);
     Tap taps[COUT][K + GROUP], back[K][COUT];  // by output channel; by input channel, ky and kx
     int which[COUT][K + GROUP], count[COUT], backs[K];
-    bool sparse;  // whether the gradient is that of the taps alone
-    V dw[COUT][K + 1], db[COUT];  // gradients, over the batch's tiles but not yet over the lanes
+    bool sparse;  // whether only the taps get a gradient
+    V dw[COUT][K + 1], db[COUT];  // gradients, summed over the batch's tiles but not yet over the lanes
 
     void read(const float *w, const float *wanted) {
         int all = 0;
@@ -101,7 +101,7 @@ struct Conv {
                             at = rest[k] > best ? I{} + k + 1 : at;
                             best = rest[k] > best ? rest[k] : best;
                         }
-                        pooled[to + j / 2] = best < 0 ? V{} : best;  // so written, a NaN stays one
+                        pooled[to + j / 2] = best < 0 ? V{} : best;  // in this form a NaN stays NaN
                         where[to + j / 2] = at;
                     }
                 }
@@ -198,7 +198,7 @@ template <int O, int K>
 struct Linear {
     static constexpr int MOST = O * K / 4;  // with more taps the dense way is faster
     Tap taps[MOST + 1];
-    int pieces[O * (K / LANES) + 1];  // stretches of LANES inputs that hold a tap
+    int pieces[O * (K / LANES) + 1];  // runs of LANES inputs that hold a tap
     int tap[O + 1], piece[O + 1];  // where those of each output begin
     bool sparse, sparse_gradient;
 
@@ -327,7 +327,7 @@ struct Tile {
     V image[CHANNELS * P0 * P0], a1[C1 * S1 * S1], a2[FEATURES], a3[H1], a4[H2], logits[CLASSES];
     V d1[C1 * S1 * S1], z2[C2 * S2 * S2], d2[FEATURES], d3[H1], d4[H2], d5[CLASSES], z1[C1 * 2 * SIZE];
     I where1[C1 * S1 * S1], where2[FEATURES];
-    float x[LANES * (FEATURES + H1 + H2)];  // room to transpose the inputs of any of the linear layers
+    float x[LANES * (FEATURES + H1 + H2)];  // room to transpose the inputs of any linear layer
 };
 
 struct Workspace { Tile tile; Layers layers; };
@@ -389,7 +389,7 @@ extern "C" {
 int64_t workspace_bytes() { return sizeof(Workspace); }
 int parameters() { return Sizes::all; }
 
-// The mean cross-entropy; −1 if a label is none. A mask says which weights the gradient is wanted for; none: for all.
+// The mean cross-entropy; −1 if a label is no class. The mask says which weights get a gradient; no mask: all of them.
 float gradient(Workspace *workspace, const float *u, const float *mask, const float *x, const int64_t *y, float *g,
                int samples) {
     auto &[tile, layers] = *workspace;

@@ -1,7 +1,7 @@
 """Which uploads the server believes: those it can evaluate, and whose step is not much longer than the others' steps.
 
-Against clients that break or shout. A plausible lie passes: the settings `aggregation` and `clip_norm` bound what it
-does to weights. What a method sends beside them, such as PruneFL's squared gradients, can mislead a mask, no more.
+This stops clients that break or shout. A plausible lie passes: the settings `aggregation` and `clip_norm` bound what it
+does to weights. Other parts of an upload, such as PruneFL's squared gradients, can mislead a mask, and no more.
 """
 
 import math
@@ -15,9 +15,9 @@ from ..state import State, Upload
 
 LONGEST = 10.0  # times the usual step; see `too_far`
 TRIED = slice(0, 100)  # test images on which each upload is tried
-REASON = 300  # characters that are kept of why an answer was rejected: a client's own words may be many
+REASON = 300  # characters kept of the reason for a rejection: a client's own text may be long
 
-Lengths = dict[str, tuple[float, float]]  # of each part, how long its step is, and how long what was sent
+Lengths = dict[str, tuple[float, float]]  # per part: the length of its step, and the length of what was sent
 
 
 class Rejected(Exception):
@@ -28,18 +28,18 @@ class Rejected(Exception):
 
 
 class Diverged(Rejected):
-    """An answer that fits, but whose numbers, or the loss of whose model, are not finite."""
+    """An answer of the right form that contains a number, or gives a loss, that is not finite."""
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Diverged, by the name of the part that holds a number that is not finite."""
+    """Raise Diverged if a part holds a number that is not finite; it names the part."""
     for name, v in tensors.items():
         if not v.isfinite().all():
             raise Diverged(f"{name} holds a number that is not finite")
 
 
 def check_model(fed: Federation, state: State, upload: Upload) -> None:
-    """The model of an upload can be evaluated, or Diverged; no variance of its batch norms is negative, or Rejected."""
+    """Raise Diverged if an upload's model cannot be evaluated, and Rejected if a variance is negative."""
     w, statistics = upload.values["w"], upload.values["statistics"]
     for name, v in fed.clients.layout.statistics.views(statistics).items():
         if name.endswith("running_var") and (v < 0).any():
@@ -49,18 +49,18 @@ def check_model(fed: Federation, state: State, upload: Upload) -> None:
 
 
 def lengths(tensors: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> Lengths:
-    """‖v − what was sent‖ and ‖what was sent‖, of each part that was sent and has come back changed."""
+    """‖v − what was sent‖ and ‖what was sent‖, for each part that was sent and came back changed."""
     both = {k: (v.double(), sent[k].double()) for k, v in tensors.items() if k in sent}
     return {k: (float((v - start).norm()), float(start.norm())) for k, (v, start) in both.items()}
 
 
 def too_far(steps: Mapping[int, Lengths], longest: float = LONGEST) -> dict[int, str]:
-    """Why a client is left out: its step is over `longest` times the others' median, and times the model it was sent.
+    """Why a client is left out: its step exceeds `longest` × the others' median, and `longest` × the model it was sent.
 
-    Of an even number the smaller median counts, so that half of the clients may shout. The length of the model counts
-    beside it, so that a client that stands still has nobody else rejected. At the smoke preset, also on dirichlet(0.1),
-    the longest step of an honest client was 4.8 models (PruneFL; 1.2 for the others), and FedAvg and FedDIP recover
-    from a random step of 10, but not from one of 30: hence the default of 10.
+    Of an even number of steps the smaller median counts, so half of the clients may shout. The model's length counts
+    too, so a client that stands still gets nobody else rejected. With the smoke preset, also on dirichlet(0.1), the
+    longest step of an honest client was 4.8 models (PruneFL; 1.2 for the others). FedAvg and FedDIP recover from a
+    random step of 10 models, but not from one of 30. Hence the default of 10.
     """
     reasons = {}
     for n, parts in steps.items():

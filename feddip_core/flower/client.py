@@ -1,4 +1,4 @@
-"""What a node of Flower runs: it says who it is, answers a question of the method, trains for a round."""
+"""What a Flower node runs: it says who it is, answers a question of the method, and trains for a round."""
 
 import json
 import logging
@@ -64,13 +64,13 @@ def clients(data_dir: str | None = None) -> ClientApp:
 
 
 def answering(work: Work) -> Callable[[Message, Context], Message]:
-    """A handler of messages that always answers; of an error it sends the kind alone."""
+    """A message handler that always answers; if it fails, it sends only the kind of error."""
 
     def answered(message: Message, context: Context) -> Message:
         try:
             done = work(message, context)
         except Exception as error:
-            # What went wrong may tell of the data or of this machine: it stays here, and its kind is sent.
+            # The text of an error may reveal data or this machine: it stays here, and only its kind is sent.
             if not isinstance(error, MaskMissing):
                 log.exception("client %s", context.node_config.get("partition-id"))
             done = content({}, {"error": type(error).__name__})
@@ -95,7 +95,7 @@ def remember(context: Context, cache: ClientCache) -> None:
 
 @lru_cache(maxsize=4)
 def federation_of(settings: str, client: int | None, data_dir: str | None) -> Federation:
-    """A client's federation, kept from message to message. Of data that clients bring it has this client's alone."""
+    """A client's federation, cached between messages. If clients bring their data, it holds only this client's."""
     exp = Experiment(**json.loads(settings))
     with computing(exp):
         return assemble(exp, sources.of(exp, data_dir, None if client is None else [client]))

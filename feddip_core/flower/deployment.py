@@ -1,11 +1,11 @@
-"""A Flower deployment on this machine: a SuperLink and a SuperNode for each client, each a process, over TLS.
+"""A Flower deployment on this machine: a SuperLink, and a SuperNode per client, each its own process, over TLS.
 
-On loopback, what ten hospitals would start on eleven hosts: for the notebook, for tests, and to copy from. The
+It runs on loopback what ten hospitals would start on eleven hosts: for the notebook, for tests, and to copy from. The
 certificate is signed by an authority made on the spot. With real clients, register their keys too.
 
-A message costs the start of a process: a SuperNode starts one for each, which imports PyTorch and reads its data, and
-Flower has no way to keep it. That takes five to six seconds of a core before anything is trained, so more local epochs
-come cheaper than more rounds. `simulate` keeps its processes.
+Every message costs the start of a process. The SuperNode starts it, it imports PyTorch and reads its data, and Flower
+cannot keep it alive. That takes five to six seconds of one core before anything is trained, so more local epochs are
+cheaper than more rounds. `simulate` keeps its processes.
 """
 
 import datetime
@@ -65,7 +65,7 @@ class Deployment:
     def start_link(self) -> None:
         """Start the SuperLink, and wait until it listens."""
         tls = ["--ssl-certfile", self.certificate, "--ssl-keyfile", self.key, "--ssl-ca-certfile", self.authority]
-        # With a database it knows its nodes again after a restart; without one they would be refused, and leave.
+        # With a database it recognises its nodes after a restart. Without one it would refuse them for good.
         self.link = self._start(
             "flower-superlink", *tls, "--host", "127.0.0.1", "--port", self.port, "--database", self.folder / "link.db",
             "--disable-runtime-dependency-installation", log="superlink",
@@ -85,11 +85,11 @@ class Deployment:
         )  # fmt: skip
 
     def kill_node(self, n: int) -> None:
-        """Kill a node and all that it has started, as a power cut would."""
+        """Kill a node and everything it has started, as a power cut would."""
         kill(self.nodes.pop(n))
 
     def kill_link(self) -> None:
-        """Kill the SuperLink and all that it has started."""
+        """Kill the SuperLink and everything it has started."""
         kill(self.link)
 
     def submit(self, exp: Experiment, out: str | Path, **config) -> int:
@@ -116,7 +116,7 @@ class Deployment:
         while not records.progress(exp, out)[1]:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{exp.run_id} is not done after {within:g} s; logs are in {self.folder}")
-            # Flower's command takes seconds to start: it is asked now and then only, for a run that has failed.
+            # Flower's command takes seconds to start, so it is asked only now and then whether the run has failed.
             if time.monotonic() - looked > 30:
                 if self.ended(number) and not records.progress(exp, out)[1]:
                     raise RuntimeError(f"{exp.run_id} has ended without its last round; see {self.folder}")
@@ -144,7 +144,7 @@ class Deployment:
 
     def _start(self, name: str, *words, log: str) -> subprocess.Popen:
         with open(self.folder / f"{log}.log", "ab") as file:
-            # In a session of its own: Ctrl-C is for whoever has started the deployment.
+            # In its own session: Ctrl-C must reach only the process that started the deployment.
             return subprocess.Popen(
                 [tool(name), *map(str, words)], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                 env=self._environment(), cwd=self.folder, start_new_session=True,
@@ -165,7 +165,7 @@ def tool(name: str) -> str:
 
 
 def kill(process: subprocess.Popen | None) -> None:
-    """Kill a process and all that it has started."""
+    """Kill a process and everything it has started."""
     if process is None:
         return
     with suppress(psutil.NoSuchProcess):
@@ -192,7 +192,7 @@ def listening(port: int) -> bool:
 def make_certificates(
     folder: str | Path, hosts: Iterable[str] = ("127.0.0.1",), days: int = 7
 ) -> tuple[Path, Path, Path]:
-    """An authority and a certificate for a server of these names or addresses; paths of authority, certificate, key."""
+    """A certificate for a server with these names or addresses: the paths of its authority, certificate and key."""
     authority, certificate, key = (Path(folder) / name for name in ("authority.crt", "superlink.crt", "superlink.key"))
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     signer = trustme.CA(organization_name="FedDIP")  # its own key is forgotten: it signs this one and no other

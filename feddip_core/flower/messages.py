@@ -1,4 +1,4 @@
-"""Flower's messages: few flat arrays and a few plain words in each."""
+"""Flower's messages: each has a few flat arrays and a few plain values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ def arrays_of(record: ArrayRecord) -> dict[str, Tensor]:
 
 
 def error_of(reply: Message | None) -> str | None:
-    """What kept a client from answering, in few words; None if nothing did."""
+    """Why a client did not answer, in a few words; None if it did."""
     if reply is None:
         return "it cannot be read"
     if reply.has_error():

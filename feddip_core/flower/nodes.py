@@ -25,9 +25,9 @@ class Nodes:
         self.refused: dict[int, int | None] = {}  # node -> the client that it wants to be
 
     def wait(self, clients: Iterable[int], patience: float, only_asked: bool = False) -> list[int]:
-        """Wait until these clients are connected, and return those that are not after `patience` seconds.
+        """Wait until these clients are connected, and return those that are still missing after `patience` seconds.
 
-        With `only_asked` the wait also ends when no node is left that was asked and has yet to answer.
+        With `only_asked` the wait also ends when every node that was asked has answered.
         """
         deadline, pause = time.monotonic() + patience, _pauses()
         self.look()
@@ -39,7 +39,7 @@ class Nodes:
         return []
 
     def look(self) -> None:
-        """Ask new nodes who they are, and read the answers of those that were asked."""
+        """Ask new nodes who they are, and read the answers that have come."""
         here = set(self.grid.get_node_ids())
         for n in [n for n, node in self.of.items() if node not in here]:
             self.forget(n)
@@ -58,7 +58,7 @@ class Nodes:
         return [i for i in self.grid.push_messages([message]) if i is not None]
 
     def _pull(self, waiting: Iterable[str]) -> Iterator[tuple[str, Message | None]]:
-        """The replies that have come to these messages, one by one; None for one that cannot be read."""
+        """The replies to these messages so far, one by one; None for one that cannot be read."""
         for i in list(waiting):
             try:
                 for reply in self.grid.pull_messages([i]):
@@ -91,7 +91,7 @@ class Nodes:
 
     def message(self, node: int, content: RecordDict, kind: str, t: int) -> Message:
         """A message to a node."""
-        # It lives a little longer than the server waits, so that the server says why there was no answer.
+        # It lives a little longer than the server waits, so that the server can say why there was no answer.
         return Message(content, node, kind, ttl=self.answer_within + 10, group_id=str(t))
 
     def exchange(self, messages: Mapping[int, Message]) -> dict[int, Message | None]:

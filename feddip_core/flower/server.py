@@ -28,24 +28,24 @@ from .wire import ClientCache, MaskMissing
 log = logging.getLogger(__name__)
 
 ANSWER_WITHIN = 600.0  # seconds for a client to answer
-PATIENCE = 120.0  # seconds for clients to be there at all
-GRACE = 10.0  # seconds for a client that was away to say who it is before a round begins without it
-MOST_EXAMPLES = 10**6  # that a client may claim; where the server knows how many it has, exactly those
+PATIENCE = 120.0  # seconds to wait for clients to connect at all
+GRACE = 10.0  # seconds to wait for a returning client to say who it is, before a round starts without it
+MOST_EXAMPLES = 10**6  # samples that a client may claim; if the server knows its number, exactly that
 
 Answer = tuple[Upload, int]  # and the number of samples that it was trained on
 
 
 class NobodyAnswered(RuntimeError):
-    """No answer of a round can be used. The checkpoint stays, and the same run resumes from it."""
+    """A round has no usable answer. The checkpoint stays, and the same run resumes from it."""
 
 
 class Server(Federation):
     """The server of Algorithm 1, whose clients are the nodes of a grid.
 
-    A client that is away, late or wrong is left out of its round, and `faults` says so; the others' weights are
-    renormalised. It is asked again as soon as it is back. `longest_step` says how far from the others a client may be:
-    see `belief.too_far`. If all clients of a round diverge, the run has diverged; one that does so alone is left out.
-    With `out`, the size of every message is kept beside the record, in messages.csv.
+    A client that is away, late or wrong is left out of its round and listed in `faults`; the others' weights are
+    renormalised. It is asked again as soon as it is back. `longest_step` bounds how far a client may be from the
+    others: see `belief.too_far`. If all clients of a round diverge, the run has diverged; if only one does, it is left
+    out. With `out`, the size of every message is kept beside the record, in messages.csv.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Server(Federation):
         self.settings = json.dumps({"dataset": exp.dataset, **exp.changed(), "gradient": gradient_name(self)})
         self.answer_within, self.patience = answer_within, patience
         self.most_examples, self.longest_step = most_examples, longest_step
-        self.claims = {n: len(part) for n, part in enumerate(clients.parts) if len(part)}  # samples of each client
+        self.claims = {n: len(part) for n, part in enumerate(clients.parts) if len(part)}  # samples per client
         self.nodes = Nodes(grid, exp.clients, answer_within)
         self.caches: dict[int, ClientCache] = {}  # what each node holds, as far as the server knows
         self.begun = False
@@ -75,7 +75,7 @@ class Server(Federation):
         return super().start(sketch)
 
     def ask(self, chosen: list[int] | None, question: str, **tensors: Tensor) -> dict[int, dict[str, Tensor]]:
-        """What the clients that can be reached answer to a question of the method."""
+        """The answers of all reachable clients to a question of the method."""
         if question not in self.method.questions:
             return super().ask(chosen, question, **tensors)  # which says what there is to ask
         chosen = chosen or self.select(0)
@@ -99,8 +99,8 @@ class Server(Federation):
         return answers
 
     def collect(self, state: State, chosen: list[int]) -> Replies:
-        """Of the chosen clients those whose answers can be used, with their uploads; theirs also if all diverge."""
-        # At first, also after a restart, everyone is waited for; later only those who are about to be back.
+        """The chosen clients with usable answers, and their uploads; if all clients diverge, all of them."""
+        # At the start, and after a restart, wait for everyone; later only for clients that are about to return.
         self.nodes.wait(chosen, GRACE if self.begun else self.patience, only_asked=self.begun)
         if not self.begun and state.t and self.file and self.file.exists():
             self.bytes = pd.read_csv(self.file).query(f"round <= {state.t}").to_dict("records")
@@ -111,7 +111,7 @@ class Server(Federation):
             answers = self._answers(state, chosen)
         self._keep_bytes()
         good = {n: a for n, a in answers.items() if not isinstance(a, Rejected)}
-        # The word of one client is not enough to end a run.
+        # One client's word is not enough to end a run.
         diverged = {n: a.answer for n, a in answers.items() if isinstance(a, Diverged)}
         self.may_diverge = not good and len(diverged) > 1
         if self.may_diverge:
@@ -125,11 +125,11 @@ class Server(Federation):
         return Replies(list(good), [size for _, size in good.values()], [upload for upload, _ in good.values()])
 
     def _answers(self, state: State, chosen: list[int]) -> dict[int, Answer | Rejected]:
-        """Of each client its answer, or why it cannot be used."""
+        """Each client's answer, or the reason why it cannot be used."""
         answers: dict[int, Answer | Rejected] = dict.fromkeys(chosen, Rejected("it is not connected"))
         chosen = [n for n in chosen if n in self.nodes.of]
         replies = self._send({n: self._order(state, n) for n in chosen}, TRAIN, state.t + 1)
-        # A node that was started anew holds nothing, whatever it was sent before.
+        # A restarted node holds nothing, whatever it was sent before.
         again = [n for n, reply in replies.items() if error_of(reply) == repr(MaskMissing.__name__)]
         for n in again:
             self.caches.pop(self.nodes.of[n], None)
@@ -153,7 +153,7 @@ class Server(Federation):
         return answers
 
     def _step(self, state: State, n: int, answer: Answer) -> belief.Lengths:
-        """How far client n went, if its model can be used at all."""
+        """How far client n's step went, if its model is usable."""
         upload, _ = answer
         try:
             belief.check_finite(upload.values | upload.own)
@@ -183,7 +183,7 @@ class Server(Federation):
             raise Rejected(f"it cannot be read ({type(error).__name__})") from error
 
     def _size(self, n: int, claim: object) -> int:
-        """The number of samples that a client claims, if it is possible; it is the same in every round."""
+        """The number of samples that a client claims, if it is possible and the same as in earlier rounds."""
         if type(claim) is not int or not 1 <= claim <= self.most_examples:
             raise Rejected(f"it claims {claim!r:.99} samples; it must be a whole number from 1 to {self.most_examples}")
         if self.claims.get(n, claim) != claim:

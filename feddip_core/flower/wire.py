@@ -18,7 +18,7 @@ from ..server import Federation
 from ..state import State, Tensors, Upload
 from .belief import Rejected
 
-OWN = "own/"  # before the name of what a client keeps for itself
+OWN = "own/"  # prefix of the names of what a client keeps for itself
 
 
 class MaskMissing(Exception):
@@ -37,7 +37,7 @@ class Order:
 
 @dataclass(frozen=True)
 class ClientCache:
-    """What a node holds of its last round; to the server, the round and the version alone."""
+    """What a node holds from its last round; the server knows only the round and the version."""
 
     version: int = -1  # of the mask
     t: int = -1
@@ -45,10 +45,10 @@ class ClientCache:
 
 
 def download(fed: Federation, state: State, n: int, cache: ClientCache) -> tuple[Order, Tensors]:
-    """What client n needs for its round, at a node that holds this."""
+    """What client n needs for its round, if its node holds this."""
     method, layout = fed.method, fed.clients.layout
     own = state.own.get(n, {})
-    # Batch norms of its own stand in the place of the server's.
+    # The client's own batch norms replace the server's.
     w, statistics = fed.clients.with_norms(state.w, state.statistics, own)
     tensors = {**state.memory, "w": w, "statistics": statistics}
     if state.m is not None:
@@ -61,7 +61,7 @@ def download(fed: Federation, state: State, n: int, cache: ClientCache) -> tuple
 
 
 def begin(fed: Federation, order: Order, arrays: Mapping[str, Tensor], n: int, cache: ClientCache) -> State:
-    """The state with which client n begins its round; MaskMissing if its node does not hold what it should."""
+    """The state from which client n starts its round; MaskMissing if its node does not hold what it should."""
     method, layout = fed.method, fed.clients.layout
     own = {k: v for k, v in arrays.items() if k.startswith(OWN)}
     arrays = {k: v for k, v in arrays.items() if k not in own}
@@ -75,7 +75,7 @@ def begin(fed: Federation, order: Order, arrays: Mapping[str, Tensor], n: int, c
     empty, others = torch.empty(0), arrays.keys() - {"w", "statistics", "mask"}
     memory = dict.fromkeys(others, empty)
     state = State(order.t, empty, m, empty, order.mask_version, holds, memory, {n: _own_tensors(layout, own)})
-    # Only now it is known in which form each part has come.
+    # Only now the form of each part is known.
     payload = method.download(state, n)
     tensors = payload.unpack(layout, arrays, None if payload.kept is None else m)
     m = layout.mask_of(tensors["mask"]) if comes else m
@@ -86,7 +86,7 @@ def _cached_mask(layout: Layout, order: Order, cache: ClientCache) -> Mask:
     """The mask in force, from a node that holds it."""
     if cache.version != order.mask_version:
         raise MaskMissing
-    if "mask" not in cache.arrays:  # the model was dense, and nothing has gone since
+    if "mask" not in cache.arrays:  # the model was dense, and nothing has been pruned since
         return layout.full_mask(None)
     return layout.mask_of(MASK.unpack(layout, cache.arrays["mask"], None))
 
@@ -102,7 +102,7 @@ def _on(fed: Federation, state: State, tensors: Tensors) -> State:
 
 
 def upload(fed: Federation, state: State, n: int, result: Upload) -> Tensors:
-    """What client n sends after its round; its mean loss travels by itself."""
+    """What client n sends after its round; its mean loss travels separately."""
     payload, m = _upload(fed, state, n)
     own = {OWN + k: v for k, v in result.own.items()}
     if unknown := own.keys() - payload.parts.keys():
@@ -115,7 +115,7 @@ def upload(fed: Federation, state: State, n: int, result: Upload) -> Tensors:
 
 
 def unpack_upload(fed: Federation, state: State, n: int, arrays: Mapping[str, Tensor], loss: object) -> Upload:
-    """The result of client n's round, if it has the form that it should have, or Rejected."""
+    """The result of client n's round; Rejected if it does not have the required form."""
     if type(loss) is not float:
         raise Rejected(f"its loss is {loss!r}; it must be a number")
     payload, m = _upload(fed, state, n)
@@ -152,7 +152,7 @@ def kept_arrays(fed: Federation, state: State, n: int, result: Upload) -> Tensor
 
 
 def own_arrays(layout: Layout, own: Mapping[str, Tensor]) -> Tensors:
-    """What a client keeps for itself, as a node caches it and as a node that lost it is sent it again."""
+    """What a client keeps for itself: cached by its node, and sent again to a node that lost it."""
     kept = {k: v for k, v in own.items() if k != "norms"}  # which travel as weights and statistics
     return {OWN + k: MASK.pack(layout, v, None) if k == "mask" else v.cpu() for k, v in kept.items()}
 

@@ -27,7 +27,7 @@ def page() -> str:
 
 
 def entry(name: str, thing: Any) -> str:
-    """A public function or class: how it is called, what it says of itself, and what one may call on it."""
+    """A public function or class: its signature, its docstring and its public members."""
     members = [part for k, v in vars(thing).items() if (part := member(name, k, v))] if inspect.isclass(thing) else []
     call = f"<pre><code>{signature(name, thing)}</code></pre>"
     return f'<section id="{name}"><h2><code>{name}</code></h2>{call}{paragraphs(thing)}{"".join(members)}</section>'
@@ -44,7 +44,7 @@ def member(owner: str, name: str, thing: Any) -> str:
 
 
 def signature(name: str, thing: Any) -> str:
-    """How it is called; what type a parameter has, the text says."""
+    """How it is called, without types: the text names them."""
     call = inspect.signature(thing)
     plain = [p.replace(annotation=p.empty) for p in call.parameters.values() if p.name not in ("self", "cls")]
     call = call.replace(parameters=plain, return_annotation=call.empty)
@@ -59,7 +59,7 @@ def paragraphs(thing: Any) -> str:
 
 
 def settings() -> str:
-    """Tables of settings: of every experiment, then of each method those of its own."""
+    """Tables of settings: those of every experiment, then each method's own."""
     paper = {dataset: Experiment.preset("paper", dataset) for dataset in TABLE_II}
     methods = {name: cls for name, cls in METHODS.items() if not is_hook(name)}
     own = {name: {k: s for k, s in settings_of(name).items() if k not in COMMON} for name in methods}

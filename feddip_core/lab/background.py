@@ -1,6 +1,6 @@
-"""A run in a thread of its own: watched after every round, stopped before any client's turn, kept as a record.
+"""A run in its own thread: watched after every round, stopped before any client's turn, kept as a record.
 
-One at a time: two would draw from the same global random stream of torch.
+Only one runs at a time: two would draw from the same global random stream of torch.
 """
 
 import json
@@ -26,7 +26,7 @@ from .film import Frame
 
 
 def loaded(exp: Experiment) -> Dataset:
-    """The data of an experiment. Reading them takes longer than anything else a slider does, so they are kept."""
+    """An experiment's data. They are cached, because reading them takes longer than anything else a slider does."""
     return _loaded(exp.dataset, exp.normalisation, exp.clients if is_hook(exp.dataset) else 0)
 
 
@@ -38,11 +38,11 @@ def _loaded(name: str, normalisation: str, clients: int) -> Dataset:
 
 
 class Stopped(Exception):
-    """The user wants no more of this run."""
+    """The user has stopped this run."""
 
 
 class Stoppable(Clients):
-    """Clients that can be stopped before each one's turn, and in the middle of a long beginning."""
+    """Clients that can be stopped before each one's turn, and during a long start."""
 
     def __init__(self, *args: Any, stop: threading.Event):
         self.stop = stop
@@ -63,12 +63,12 @@ class Stoppable(Clients):
 
 @dataclass
 class Trained:
-    """A run that is shown: what was measured, and for one that was trained here what its film needs."""
+    """A run on the page: its metrics and, if it was trained here, what its film needs."""
 
     name: str
     exp: Experiment | None  # None for a record whose method is not available here
     metrics: pd.DataFrame
-    masks: list[Mask]  # the first is that of the beginning; none for a record
+    masks: list[Mask]  # the first is the initial one; empty for a record
     provenance: dict
     settings: Mapping[str, Any] = field(default_factory=dict)
     frames: list[Frame] = field(default_factory=list)  # as many as there are masks
@@ -115,7 +115,7 @@ def _experiment(folder: Path, run_id: str) -> Experiment | None:
 
 
 class Training:
-    """One run in a thread of its own. `watch(training)` is called there, after every round and at the end."""
+    """One run in its own thread. `watch(training)` is called there, after every round and at the end."""
 
     def __init__(self, exp: Experiment, watch: Callable[["Training"], None]):
         self.exp, self.watch = exp, watch
@@ -142,7 +142,7 @@ class Training:
         self.watch(self)
 
     def _rounds(self) -> Iterator[tuple[dict, Mask, Frame]]:
-        """The beginning, without a row, then round after round; as in `run`."""
+        """The initial state, without a row, then round after round, as in `run`."""
         exp, dataset = self.exp, loaded(self.exp)
         with computing(exp):
             federation = assemble(exp, dataset, clients=partial(Stoppable, stop=self.stopping))
@@ -164,7 +164,7 @@ class Training:
 
 
 def describe(settings: Mapping[str, Any]) -> str:
-    """A name for a run: its method and what is most likely to be compared."""
+    """A name for a run: its method and the settings that are most likely compared."""
     sparse = f", s_p {settings['sparsity_target']:g}" if settings.get("sparsity_target") else ""
     released = ", released" if settings.get("rules") == "released" else ""
     what = f"{label(settings['method'])}{released}{sparse}, {settings['partition']}"

@@ -1,6 +1,6 @@
 """The page of the gallery that runs the network: four models of finished runs, and a hundred garments to try them on.
 
-All of it is in the page, models and pictures too, so that it opens from disk and asks for nothing.
+Everything is in the page, models and pictures too, so it opens from disk and loads nothing.
 """
 
 from base64 import b64encode
@@ -38,7 +38,7 @@ def garments() -> tuple[Tensor, Tensor]:
 
 
 def models(runs: str | Path, stops: Mapping[float, Experiment] = STOPS) -> dict[float, str]:
-    """Of each stop whose run has left its final model here, that model as JSON."""
+    """For each stop whose run has left its final model here, that model as JSON."""
     found = {}
     for s, exp in stops.items():
         folder = folder_of(exp, runs)
@@ -83,6 +83,6 @@ def thumbnail() -> bytes:
 
 
 def link() -> str:
-    """What leads from the first page to this one."""
+    """The link from the first page to this one."""
     words = "Pick a garment or draw one, and take weights away: the network runs in your browser."
     return f'<a class="try" href="classify.html"><img src="classify.png" alt=""><span><b>{TITLE}</b>{words}</span></a>'

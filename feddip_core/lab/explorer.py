@@ -28,12 +28,12 @@ VIEWS = ("Plan", "Compare", "Film")
 class Explorer:
     """Sliders, a live run, runs side by side, and a look into their masks; `base` has the settings without a slider.
 
-    What a button does is a method here too. It raises an error that the button shows beside itself instead.
+    What a button does is a method here too. It raises the error that the button would show.
     """
 
     def __init__(self, base: Experiment | None = None, out: str | Path = ""):
         self.base = base or Experiment.preset("smoke")
-        self.exp: Experiment | None = self.base  # what the controls describe; None if they make no sense
+        self.exp: Experiment | None = self.base  # what the controls describe; None if they do not fit together
         self.mistake = ""  # and then why
         self.planned: pd.DataFrame | None = None  # the last plan that could be made
         self.drawn: Method | None = None  # and its method
@@ -117,7 +117,7 @@ class Explorer:
 
     def _attempt(self, note: widgets.HTML, action: Callable[..., str | None], *args) -> None:
         """Do it, and say beside the control what came of it or what was wrong."""
-        note.value = ""  # beforehand: what a training says that has just begun must not be wiped away
+        note.value = ""  # first, so that it cannot erase what a training says that has just begun
         try:
             if text := action(*args):
                 note.value = said(text)
@@ -125,7 +125,7 @@ class Explorer:
             note.value = wrong(error)
 
     def _repr_mimebundle_(self, **_):
-        """The page in JupyterLab; where there are no widgets, the schedules that it begins with."""
+        """The page in JupyterLab; without widgets, the schedules that it starts with."""
         page = self.box._repr_mimebundle_()
         if self.planned is None:
             return page, {}
@@ -158,7 +158,7 @@ class Explorer:
             self.view.value = "Plan"
 
     def _renew(self, moved: str = "") -> None:
-        """Read the controls again: draw what they mean, or say beside the one that was moved why they mean nothing."""
+        """Read the controls again: draw what they describe, or say beside the moved one why they are not allowed."""
         self.train_note.value, values = "", {k: knobs.value_of(widget) for k, widget in self.controls.items()}
         try:
             self._disable(known := settings_of(values["method"], self.base.rules).keys())
@@ -173,7 +173,7 @@ class Explorer:
         try:
             planned = measure.plan(federation)
             panels, words = plan_panels(planned, federation.method), planned_in_words(planned, federation.method)
-        except Exception as error:  # whatever a method of one's own may do without an answer of its clients
+        except Exception as error:  # your own method may fail in any way without its clients' answers
             reason = f"{federation.method.label} cannot be planned without training ({type(error).__name__}: {error})"
             self.plan_view.value = wrong(f"{reason}. It can be trained all the same.")
             return
@@ -194,7 +194,7 @@ class Explorer:
     # Training.
 
     def train(self) -> None:
-        """Begin to train the experiment that the controls describe, in the background."""
+        """Start training the experiment that the controls describe, in the background."""
         if self.training and not self.training.over:
             raise RuntimeError("A run is being trained; stop it first, or wait for it.")
         if self.exp is None:
@@ -204,13 +204,13 @@ class Explorer:
         self.training.thread.start()
 
     def stop(self) -> None:
-        """End the training before its next client; the rounds that are done are kept."""
+        """Stop the training before its next client; finished rounds are kept."""
         if not self.training or self.training.over:
             raise RuntimeError("Nothing is being trained.")
         self.training.stopping.set()
 
     def wait(self) -> Trained:
-        """Until the training is over; its run, or the error that ended it."""
+        """Wait until the training is over; return its run, or raise the error that ended it."""
         if not self.training:
             raise RuntimeError("Nothing is being trained.")
         self.training.thread.join()
@@ -238,7 +238,7 @@ class Explorer:
     # Runs.
 
     def _add(self, run: Trained) -> None:
-        """Show it beside the others, under a name of its own."""
+        """Show it beside the others, under a unique name."""
         with self.lock:
             names, name, i = {other.name for other in self.runs}, run.name, 2
             while run.name in names:
@@ -306,7 +306,7 @@ class Explorer:
         self.record.index = 0 if found else None
 
     def _show_runs(self) -> None:
-        """The curves of all runs, that of the training among them, and a table that names them."""
+        """The curves of all runs, including the one in training, and a table that names them."""
         with self.lock:
             shown = list(self.runs)
             if self.training and not self.training.over and self.training.rows:
@@ -323,7 +323,7 @@ class Explorer:
         return [self.runs[i] for i in places]
 
     def _swap(self, before: int | None) -> None:
-        """A run that is chosen while it stands beside the other changes places with it."""
+        """If the chosen run is already the one beside, the two change places."""
         if self.choice.value == self.beside.value and before is not None:
             self.beside.value = before
         self._show_choice()

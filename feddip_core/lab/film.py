@@ -1,7 +1,7 @@
 """The film of a layer's mask: what `play.js` needs to show it, in JupyterLab and in the gallery.
 
-After each round it has the mask, the average that the server saw before it pruned, and the threshold: the smallest
-weight that a new mask kept.
+For each round it holds the mask, the server's average before pruning, and the threshold: the smallest weight that a new
+mask kept.
 """
 
 import json
@@ -31,14 +31,14 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Frame:
-    """One round: of each layer as much as is shown."""
+    """One round: the part of each layer that is shown."""
 
     values: Mapping[str, np.ndarray]
     threshold: float | None  # None where the mask stays
 
     @classmethod
     def of(cls, w: Weights, m: Mask, chosen: bool) -> "Frame":
-        """The average before pruning, and the mask that is then applied, which may have been chosen in this round."""
+        """The average before pruning, and the mask that is then applied; it may be a new one."""
         kept = [w[k][m[k]].abs().min() for k in m if m[k].any()] if chosen else []
         return cls({k: part(v).float().cpu().numpy().copy() for k, v in w.items()}, float(min(kept)) if kept else None)
 
@@ -54,7 +54,7 @@ class Watched(Protocol):
 
 
 def part(layer):
-    """Of a layer, as outputs × inputs, what is shown."""
+    """The part of a layer that is shown, as outputs × inputs."""
     return layer.flatten(1)[:ROWS, :COLUMNS]
 
 
@@ -95,7 +95,7 @@ def _reel(run: Watched, layer: str) -> dict:
 
 
 def why(run: Watched) -> str:
-    """How many returns there were in the whole network, and why a run at the paper's scale has another share."""
+    """How many weights returned in the whole network, and why their share differs at the paper's scale."""
     n, rounds = sum(keep.numel() for keep in run.masks[0].values()), len(run.metrics)
     back = run.metrics["regrown"].sum()
     here = f"All layers together: {back:,} returns among {n:,} weights in {rounds} rounds ({back / n:.1%})."
@@ -134,7 +134,7 @@ def block(kind: str, data: dict | None = None) -> str:
 
 
 def scripted(page: str) -> str:
-    """A page with what brings its blocks to life, if it has any; the script must come after them."""
+    """The page with the script and style of its blocks, if it has any; the script must come after them."""
     if 'data-play="' not in page:
         return page
     style, script = ((HERE / f"play.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
@@ -149,7 +149,7 @@ def frame(data: dict) -> str:
 
 
 class Film(Picture):
-    """In a notebook the layer after the last round; the gallery makes a film of the data that come with it."""
+    """In a notebook, the layer after the last round; from the same data the gallery makes a film."""
 
     def __init__(self, run: Watched, layer: str):
         *_, last = mask_states(run.masks, layer)

@@ -1,6 +1,6 @@
 """Make a static site of the notebooks and the outputs they carry: python -m feddip_core.lab.gallery [folder]
 
-It opens from disk and asks for nothing from the network: formulas become MathML, pictures are in the pages.
+It opens from disk and loads nothing from the network: formulas become MathML, and pictures are part of the pages.
 """
 
 import re
@@ -35,7 +35,7 @@ MAP = {
 
 
 class Prose(IPythonRenderer):
-    """Markdown as nbconvert has it, but with formulas that a browser can show by itself."""
+    """Markdown as nbconvert renders it, but with formulas that a browser can show without a script."""
 
     def inline_math(self, body):
         return mathml(body, "inline")
@@ -56,7 +56,7 @@ def mathml(formula: str, display: str) -> str:
         drawn = convert(known, display=display)
     except Exception as error:  # of many kinds, and none of them says where
         raise ValueError(f"formula: {formula!r} cannot be shown ({error!r})") from error
-    # Of two bars a browser stretches the left one alone, if the right one carries an exponent.
+    # If the right one of two bars has an exponent, a browser stretches only the left one.
     return re.sub(r"<mo>(&#x02016;|&#x0007C;)</mo>", r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', drawn)
 
 
@@ -66,7 +66,7 @@ def prose(source: str) -> str:
 
 @cache
 def exporter() -> HTMLExporter:
-    """nbconvert's plainest template, which loads nothing; once, since preparing it takes longer than using it."""
+    """nbconvert's plainest template, which loads nothing; cached, since preparing it takes longer than using it."""
     plain = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True)
     plain.register_filter("markdown2html", prose)
     return plain
@@ -92,7 +92,7 @@ def page_of(notebook: NotebookNode, stems: list[str]) -> str:
 
 
 def _link(link: re.Match, stems: list[str]) -> str:
-    """Notebooks link to pages; what is not on the site keeps its words alone."""
+    """Links between notebooks lead to their pages; a link to anything else becomes plain text."""
     target, words = link[1], link[2]
     notebook = re.fullmatch(r"(?:\./)?([\w-]+)\.ipynb(#.*)?", target)
     if notebook and notebook[1] in stems:
@@ -153,7 +153,7 @@ def card(stem: str, notebook: NotebookNode, pictured: bool) -> str:
 
 
 def build(notebooks: list[Path], folder: Path, runs: Path = OWN_RECORDS) -> Path:
-    """The site in this folder, which is made anew; the path of its first page."""
+    """Make the site in this folder, replacing it; return the path of its first page."""
     read = {path.stem: checked(path) for path in notebooks}
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

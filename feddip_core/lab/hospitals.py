@@ -2,8 +2,8 @@
 
 An experiment runs on them with dataset="feddip_core.lab.hospitals:samples", model="feddip_core.lab.hospitals:network"
 and partition="given", in one process or on Flower. Copy this file, and put your own loader where the numbers are drawn.
-A function reads what is on its machine, so the same name stands for other data at every hospital. On Flower each client
-calls samples(its number) alone, and the server samples(None) alone.
+A function reads what is on its machine, so the same name gives other data at every hospital. On Flower each client
+calls only samples(its number), and the server only samples(None).
 """
 
 import torch
@@ -15,9 +15,9 @@ FEATURES, DISEASES, PATIENTS, TEST_PATIENTS = 20, 3, 120, 600
 
 
 def samples(client: int | None) -> tuple[Tensor, Tensor]:
-    """The patients of a hospital, a row of measurements and a disease each; of None those that the server tests on."""
+    """A hospital's patients, one row of measurements and one disease each; for None, those that the server tests on."""
     here = 0 if client is None else client + 1
-    count = TEST_PATIENTS if client is None else PATIENTS + 10 * client  # no two hospitals are of one size
+    count = TEST_PATIENTS if client is None else PATIENTS + 10 * client  # no two hospitals have the same size
     centres = torch.randn(DISEASES, FEATURES, generator=stream(0, "hospitals"))
     draws = stream(0, "patients", n=here)
     # Toy numbers: a disease moves all measurements, and every hospital has its own mix of diseases and its own scales.

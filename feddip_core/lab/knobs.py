@@ -44,7 +44,7 @@ PRESETS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def controls(base: Experiment) -> dict[str, widgets.Widget]:
-    """One control per setting, at the base's value; what the base does not have waits for a method that does."""
+    """One control per setting, at the base's value; a setting that the base lacks waits for a method that has it."""
     values = {**Experiment.preset("smoke").to_dict(), **base.to_dict()}
     kinds: dict[str, tuple[type, dict[str, Any]]] = {}
     kinds["method"] = (widgets.Dropdown, dict(options=[(cls.label, name) for name, cls in METHODS.items()]))
@@ -67,7 +67,7 @@ def value_of(widget: widgets.Widget) -> Any:
 
 
 def mistake(error: Exception, values: Mapping[str, Any], moved: str) -> tuple[str, str]:
-    """Beside which control to say it, and what, in the controls' own words."""
+    """Beside which control an error belongs, and its text in the controls' words."""
     s_0, s_p = (values.get(name) for name in ("sparsity_initial", "sparsity_target"))
     if s_0 is not None and s_p is not None and s_0 > s_p:
         place = moved if moved == "sparsity_target" else "sparsity_initial"
@@ -79,7 +79,7 @@ def mistake(error: Exception, values: Mapping[str, Any], moved: str) -> tuple[st
 
 
 def remarks(exp: Experiment, planned: pd.DataFrame) -> dict[str, str]:
-    """What the settings do without an error, though hardly on purpose, by the control that could change it."""
+    """Effects that are allowed but hardly intended, by the control that could change each."""
     found, has = {}, exp.to_dict()
     T, R, Q, end = exp.rounds, has.get("reconfigure_every"), has.get("lambda_steps"), planned["sparsity"].iloc[-1]
     if exp.rules == "paper" and R and R > T:

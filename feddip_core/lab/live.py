@@ -1,4 +1,4 @@
-"""A run's curves while it runs: in a notebook a picture that is drawn again and again, elsewhere nothing."""
+"""A run's curves while it runs: in a notebook, a picture that is redrawn; elsewhere, nothing."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Live:
         self.figure, self.handle = None, None
 
     def show(self, rows: list[dict], whole: bool = False) -> None:
-        """Draw, if there is time for it; a run that was shown at all is shown `whole` at its end."""
+        """Draw, if the share of time allows it; a run that was shown is also shown `whole` at its end."""
         now = self.clock()
         in_time = self.spent + self.last <= SHARE * (now - self.began)
         if rows and (in_time or (whole and self.handle)):
@@ -71,7 +71,7 @@ def drawn(figure: Figure, metrics: pd.DataFrame) -> Figure:
 
 
 def in_notebook() -> bool:
-    """Whether what is displayed is seen, or kept, by a notebook."""
+    """Whether a notebook shows or keeps what is displayed."""
     try:
         from IPython import get_ipython
     except ImportError:

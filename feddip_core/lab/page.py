@@ -7,9 +7,9 @@ from html import escape
 
 import ipywidgets as widgets
 
-# ipywidgets leaves the handle of a slider and the number beside it without a name, does not say which of several
-# buttons is pressed, and takes a typed number that is out of range for the nearest one. This says all three, also
-# of controls that are made anew; it needs no network, and where scripts are not allowed nothing is lost.
+# ipywidgets gives no name to a slider's handle and the number beside it, does not say which of several buttons is
+# pressed, and silently replaces a typed number that is out of range. This script mends all three, also for controls
+# that are created later. It needs no network; where scripts are not allowed, nothing is lost.
 NAME_SLIDERS = """
 const page = this.closest('.widget-vbox');
 const name = () => {
@@ -67,7 +67,7 @@ def control(kind: type, description: str, width: str = "100%", **how) -> widgets
 
 
 class Note(widgets.HTML):
-    """A remark beside a control, which takes no room while there is none."""
+    """A remark beside a control; while it is empty it takes no room."""
 
     def __init__(self) -> None:
         super().__init__(layout=dict(display="none", width="100%", margin="0"))
@@ -95,6 +95,6 @@ def wrong(error: Exception | str) -> str:
 
 
 def stale(html: str) -> str:
-    """What is shown of settings that are no longer the controls'."""
+    """The last plan, dimmed, while the controls are not allowed."""
     words = said("Dimmed: the last settings that were allowed.")
     return f'{words}<div style="opacity: 0.35">{html}</div>'

@@ -1,6 +1,6 @@
-"""The first call of every notebook: the parameters that Papermill hands over fit it, or one line says which does not.
+"""The first call of every notebook: check the parameters from Papermill, or say in one line which is wrong.
 
-Papermill itself runs a notebook with a parameter that it does not have, and hands over a text where a number was meant.
+Papermill itself accepts a parameter that the notebook does not have, and passes text where a number was meant.
 """
 
 import ast
@@ -12,7 +12,7 @@ from typing import Any
 from ..engine.records import record_folders
 from ..presets import preset
 
-PAPERMILLS = "# Parameters\n"  # how the cell begins that it puts after the notebook's own
+PAPERMILLS = "# Parameters\n"  # the first line of the cell that Papermill adds after the notebook's own
 KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
@@ -30,7 +30,7 @@ class WrongParameter(ValueError):
 
 
 def check_parameters(R: int = 1) -> None:
-    """Every parameter is known and of its type, a preset exists, a folder has records, R divides the rounds."""
+    """Parameters are known and have their type, a preset exists, a folder has records, and R divides the rounds."""
     ipython = sys.modules.get("IPython")  # a script has no notebook
     shell = ipython.get_ipython() if ipython else None
     if shell and (wrong := fault(shell.user_ns["In"], shell.user_ns, R)):
@@ -67,7 +67,7 @@ def _unfit(values: Mapping[str, Any], R: int) -> str | None:
 
 
 def declared(cells: Sequence[str]) -> dict[str, str]:
-    """The parameters with their types, from the cell that holds nothing but them."""
+    """The parameters with their types, from the cell that holds only these."""
     for cell in reversed(cells):
         body = ast.parse(cell).body
         found = {n.target.id: ast.unparse(n.annotation) for n in body
@@ -78,7 +78,7 @@ def declared(cells: Sequence[str]) -> dict[str, str]:
 
 
 def handed_over(cells: Sequence[str]) -> list[str]:
-    """The names in Papermill's cell, if it has put one in."""
+    """The names in Papermill's cell, if there is one."""
     cell = next((cell for cell in reversed(cells) if cell.startswith(PAPERMILLS)), "")
     return [
         node.id for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)

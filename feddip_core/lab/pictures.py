@@ -47,7 +47,7 @@ def _so_far(bits: pd.Series) -> list[float]:
 
 
 def _schedule(method: Method) -> list[float] | None:
-    """s_t in every round; None for a method without such a schedule."""
+    """s_t of every round; None for a method without such a schedule."""
     try:
         return [method.sparsity(t) for t in range(method.exp.rounds + 1)]
     except AttributeError:  # it has no setting for the beginning or the end of one

@@ -1,6 +1,6 @@
 """For teachers: every exercise with its answer and the mistakes it knows: python -m feddip_core.lab.solutions [file]
 
-The answers are computed by the checks themselves. The page is kept out of the students' path: no notebook links to it.
+The checks themselves compute the answers. No notebook links to the page, so students do not stumble on it.
 """
 
 import json

@@ -30,7 +30,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves under one title; both axes begin at 0, and `top` is the least that the upright one reaches to."""
+    """Curves under one title; both axes begin at 0, and the vertical one reaches at least to `top`."""
 
     title: str
     xlabel: str
@@ -59,7 +59,7 @@ def chart(panels: Sequence[Panel]) -> str:
 
 
 def image(picture: str | bytes, alt: str, kind: str = "svg+xml") -> str:
-    """An <img> that carries its picture and its words with it."""
+    """An <img> with its picture and its alt text inside."""
     data = b64encode(picture.encode() if isinstance(picture, str) else picture).decode()
     look = f"width: 100%; max-width: {COLUMNS * WIDTH}px"
     return f'<img alt="{escape(alt)}" src="data:image/{kind};base64,{data}" style="{look}">'

@@ -7,9 +7,9 @@ import nbformat
 
 
 def tidy(path: str | Path) -> None:
-    """Take out what changes with every run and is no result: execution times, kernel versions, widgets.
+    """Remove what changes with every run and is no result: execution times, kernel versions, widgets.
 
-    A widget without its kernel is an error message; the picture that stands beside it in the output stays.
+    Without its kernel a widget shows an error message. The picture beside it in the output stays.
     """
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata = {

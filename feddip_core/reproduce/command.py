@@ -1,7 +1,7 @@
 """Every notebook, run by Papermill without make or a shell: python -m feddip_core.reproduce
 
-Without options all of them on the embedded data, and how their records compare to those that were expected. With
---preset and --dataset the result notebooks from the records in outputs/runs, and README's tables with them.
+Without options it runs all of them on the embedded data, and compares their records with the expected ones. With
+--preset and --dataset it renews the result notebooks from the records in outputs/runs, and README's tables.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def _results(options: argparse.Namespace) -> int:
          {"preset": options.preset, "dataset": dataset, "runs": "../outputs/runs", "out": "../outputs"})
         for dataset in options.dataset for name in names
     ]  # fmt: skip
-    if options.preset == "paper" and not options.notebooks:  # it is about the paper's scale alone
+    if options.preset == "paper" and not options.notebooks:  # it is only about the paper's scale
         tasks.append(
             ("10_reproduction", ROOT / "outputs" / "notebooks" / "10_reproduction.ipynb", {"out": "../outputs"})
         )
@@ -66,7 +66,7 @@ def _results(options: argparse.Namespace) -> int:
 
 
 def _all(tasks: list[tuple[str, Path, dict[str, str]]], at_once: int) -> int:
-    """1 if any of these notebooks fails, which is said; the others are run all the same."""
+    """Run these notebooks; 1 if any fails. A failure is reported, and the others still run."""
     with ThreadPoolExecutor(at_once) as pool:
         return int(any(list(pool.map(_failed, tasks))))
 

@@ -1,7 +1,7 @@
 """Theorem 1 in numbers: its right side as printed, with its algebra corrected, and repaired; and both sides of a run.
 
 The constants come from a run (`theory`) or are known (`convex`). On a run L, μ and G are lower estimates: they are
-suprema over all models, of which a run sees only some. So a right side that is made of them is only an indication.
+suprema over all models, of which a run sees only some. So a right side made from them is only an indication.
 """
 
 import math
@@ -24,11 +24,11 @@ class Constants:
     G: float
     gap: float  # f(ω_1) − f*
     K: int
-    E: int  # local steps per round: the proof takes a batch in each, so that E_l cannot count epochs
+    E: int  # local steps per round: the proof takes one batch per step, so E_l cannot count epochs
 
     @classmethod
     def of(cls, table: pd.DataFrame, exp: Experiment, f_star: float = 0.0) -> "Constants":
-        """The largest that the run has shown: lower estimates, but for the gap, which f* = 0 makes an upper one."""
+        """The largest values that the run has shown: lower estimates, except the gap, which f* = 0 overestimates."""
         most = table.max(numeric_only=True)
         return cls(
             L=max(most["smoothness"], most["secant"]), mu=max(most["gradient"], most["steepness"]),
@@ -74,7 +74,7 @@ def _terms(c: Constants, pruned: float, chi: float) -> dict[str, float]:
 def repaired_terms(c: Constants, pruned: float, etas, growth: float = 0.0) -> dict[str, float]:
     """c_E [f(ω_1) − f* + μ Σ√δ‖ω̄‖ + χ″ E Ση²] / (E Ση), c_1 = 2 and else 4: bounds Ση‖∇f‖² / Ση.
 
-    `growth` is Σ (λ_{t+1} − λ_t) Σ_z ‖ω_z‖, by which a penalty that grows lifts f on the way.
+    `growth` is Σ (λ_{t+1} − λ_t) Σ_z ‖ω_z‖, by which a growing penalty raises f during the run.
     """
     etas = [float(eta) for eta in etas]
     scale = (2 if c.E == 1 else 4) / (c.E * sum(etas))
@@ -86,7 +86,7 @@ def repaired_terms(c: Constants, pruned: float, etas, growth: float = 0.0) -> di
 def sides(table: pd.DataFrame, exp: Experiment) -> pd.DataFrame:
     """Both sides of Theorem 1 after each evaluated round: a row per round, columns (form, term).
 
-    The left sides are means over the evaluated rounds until then, the pruning sums over all rounds.
+    The left sides are means over the rounds evaluated so far, the pruning sums over all rounds so far.
     """
     c, rows, seen = Constants.of(table, exp), {}, table[table["gradient"].notna()]
     for t in seen["round"].iloc[1:]:

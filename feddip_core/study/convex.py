@@ -1,7 +1,7 @@
-"""FedDIP on losses whose constants are known: quadratic and logistic clients, a test bed for Section V.
+"""FedDIP on losses with known constants: quadratic and logistic clients, a test bed for Section V.
 
-Everything is in double precision and batched: many repetitions of a run go side by side, so that a mean over them can
-stand for an expectation. Clients are drawn as the paper's theory has it, K times with probability ρ_n.
+Everything is in double precision and batched: many repetitions of a run go side by side, so their mean can stand for an
+expectation. Clients are drawn as in the paper's theory, K times with probability ρ_n.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ class Bed:
     loss: Callable[[Tensor, Tensor], Tensor]
     gradient: Callable[[Tensor, Tensor], Tensor]
     rho: Tensor  # ρ_n
-    sigma2: Tensor  # σ_n², of the noise that is added to a client's gradient
+    sigma2: Tensor  # σ_n², variance of the noise added to a client's gradient
     L: float  # the smallest one for which each f_n is L-smooth
     f_star: float  # the minimum of f, or a bound below it
     d: int  # of ω
-    gamma: float = float("inf")  # the supremum of γ(ω), where there is one
+    gamma: float = float("inf")  # the supremum of γ(ω), if it is finite
     mu: float = float("inf")  # f is μ-Lipschitz; a quadratic is not
 
     @property
@@ -90,7 +90,7 @@ def random_quadratic(generator: torch.Generator, N: int = 4, d: int = 6, sigma: 
 
 
 def random_logistic(generator: torch.Generator, N: int = 4, d: int = 6, D: int = 30) -> Bed:
-    """Clients that see other regions and label them by other noisy rules."""
+    """Clients that see different regions and label them by different noisy rules."""
     x = torch.randn(N, D, d, generator=generator, dtype=torch.float64)
     x = x + torch.randn(N, 1, d, generator=generator, dtype=torch.float64)
     rule = torch.randn(d, generator=generator, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""Whether the toy records of `make reproduce` are those that were expected: python -m feddip_core.study.expected FOLDER
+"""Compare the toy records of `make reproduce` with the expected ones: python -m feddip_core.study.expected FOLDER
 
-`toy_records.csv` beside this file has a line for each: how it ended where it was last made. With --renew it is written
-anew. Other processors may give other last digits, and so other accuracies.
+`toy_records.csv` beside this file has one line per record: how it ended when it was last made. --renew writes this file
+again. Other processors may give other last digits, and so other accuracies.
 """
 
 import sys

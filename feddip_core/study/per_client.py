@@ -17,7 +17,7 @@ FILE = "clients.csv"
 
 
 def measure(folder: str | Path = records.OWN_RECORDS, data_dir: str | Path | None = None) -> list[Path]:
-    """Leave `clients.csv` beside each non-IID record that has a model and none yet; the records that got one."""
+    """Write `clients.csv` beside each non-IID record that has a model but no such file; return these records."""
     made = []
     for record in records.record_folders(folder):
         if (record / final.NAME).exists() and not (record / FILE).exists():
@@ -30,7 +30,7 @@ def measure(folder: str | Path = records.OWN_RECORDS, data_dir: str | Path | Non
 
 
 def per_client(wanted: Wanted, folder: str | Path) -> pd.DataFrame:
-    """In percent over the seeds that are measured: the mean client, and the mean of the worst tenth of the clients."""
+    """In percent over the measured seeds: the mean client, and the mean over the worst tenth of the clients."""
     rows = {}
     for label, experiments in wanted.items():
         paths = [records.folder_of(exp, folder) / FILE for exp in experiments]

@@ -1,6 +1,6 @@
 """From records to numbers: the runs that are there, their statistics, and tables beside the paper's.
 
-A run is found by its run_id, so a record with other settings never stands in for it. One that was computed in another
+A run is found by its run_id, so a record with other settings never replaces it. A record that was computed in another
 way, such as on a GPU, may. Accuracies are in percent, as in the paper; sparsities are fractions of zeros.
 """
 
@@ -73,7 +73,7 @@ def _run_id(record: Path) -> str:
 
 def _read(exp: Experiment, record: Path) -> tuple[str, pd.DataFrame]:
     """How far a run has come, and its rounds."""
-    # Only what is wanted is opened: a record of something else, or of other code, is no reason to fail.
+    # Open only the wanted records: one of another run or other code is no reason to fail.
     if not (record / "provenance.json").exists():
         return "missing", pd.DataFrame()
     try:
@@ -151,7 +151,7 @@ def drawn(wanted: Wanted, seeds: list[int]) -> str:
 
 
 def searched(result: str, preset: str, dataset: str, folder: str | Path, statistic: str) -> pd.DataFrame:
-    """A row for each value of a grid: accuracy in percent, and the fraction of zeros at the end."""
+    """One row per value of a grid: accuracy in percent, and the fraction of zeros at the end."""
     grid = wanted(result, preset, dataset)
     rounds, _ = find(grid, folder)
     n_w = layout(next(iter(grid.values()))[0]).prunable_size
@@ -160,18 +160,18 @@ def searched(result: str, preset: str, dataset: str, folder: str | Path, statist
 
 
 def final_zeros(rounds: pd.DataFrame) -> pd.Series:
-    """Zeros among the prunable weights after the last round of each run that did not diverge on its way there."""
+    """Zeros among the prunable weights after the last round of each run that did not diverge."""
     last = rounds[rounds["diverged"].isna()].groupby(["label", "seed"], sort=False)["layer_zeros"].last()
     return last.map(lambda zeros: sum(map(int, zeros.split()))).astype(int)
 
 
 def zeros_before(own: pd.DataFrame) -> pd.Series:
-    """Zeros among the prunable weights when each round of one run began, from its second round on."""
+    """Zeros among the prunable weights at the start of each round of one run, from its second round on."""
     return own["layer_zeros"].map(lambda zeros: sum(map(int, zeros.split()))).shift().iloc[1:]
 
 
 def beside_paper(wanted: Wanted, runs: pd.DataFrame, paper: Mapping) -> pd.DataFrame:
-    """A row for each label: ours by each column of `runs` as mean ± std, n, and what the paper printed."""
+    """One row per label: ours by each column of `runs` as mean ± std, n, and the paper's value."""
     table = pd.DataFrame(index=list(wanted))
     for column in runs:
         ours = over_seeds(runs[column], wanted)
@@ -192,7 +192,7 @@ def shown(mean: float, std: float = float("nan")) -> str:
 
 
 def budget_mebibits(exp: Experiment) -> float:
-    """The paper's budget; of a run that is shorter or narrower than the paper's, the same share of FedAvg's cost."""
+    """The paper's budget; for a run that is shorter or narrower than the paper's, the same share of FedAvg's cost."""
     dataset = PAPER_DATA.get(exp.dataset, exp.dataset)
     printed = PAPER["accuracy_at_communication_budget"]["budget_as_printed_MB"][dataset]
     return printed * dense_mebibits(exp) / dense_mebibits(Experiment.preset("paper", dataset))
@@ -215,7 +215,7 @@ def at_budget(rounds: pd.DataFrame, budget: float, columns: list[str]) -> pd.Dat
 
 
 def entropy(s: float) -> float:
-    """H(s) = −s log₂ s − (1 − s) log₂ (1 − s): the bits that a mask bit takes at best, at sparsity s."""
+    """H(s) = −s log₂ s − (1 − s) log₂ (1 − s): the fewest bits that a mask bit can take, at sparsity s."""
     return -sum(p * math.log2(p) for p in (s, 1 - s) if p)
 
 

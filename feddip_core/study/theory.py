@@ -139,7 +139,7 @@ def pruning_row(clients: Clients, state: State, average: Tensor) -> dict:
 
 
 def constants_row(federation: Federation, state: State, average: Tensor | None = None) -> dict:
-    """All that Theorem 1 asks of one model ω̄′: a gradient and a loss for each sample, twenty for one client's.
+    """All that Theorem 1 needs of one model ω̄′: one gradient and loss per sample, and twenty for one client's samples.
 
     `average` is ω̄, from which ω̄′ was pruned; before the first round there is none.
     """
@@ -158,7 +158,7 @@ def constants_row(federation: Federation, state: State, average: Tensor | None =
         "gamma": here.gamma,
         "noise": here.noise,
     }
-    n = (t * 7) % exp.clients  # Theorem 1 needs each f_n to be L-smooth, so that any client can speak for L
+    n = (t * 7) % exp.clients  # Theorem 1 needs each f_n to be L-smooth: any client gives a lower estimate of L
     row |= _curvature(clients, w, average, n, t, lam, state.statistics)
     if average is not None:
         row["loss_dense"] = loss(clients, average, t, lam, state.statistics)
@@ -169,7 +169,7 @@ def constants_row(federation: Federation, state: State, average: Tensor | None =
 def _curvature(
     clients: Clients, w: Tensor, average: Tensor | None, n: int, t: int, lam: float, statistics: Tensor
 ) -> dict:
-    """L of one client, around ω̄′ in every direction and along the way that pruning has gone."""
+    """One client's L, around ω̄′ in every direction and along the step that pruning took."""
 
     def gradient(u):
         return client_slope(clients, u, n, t, lam, statistics).g
@@ -184,9 +184,9 @@ def _curvature(
 class Observer:
     """`run(exp, out, observe=Observer(exp, out))`: a row per round in theory.csv beside the record, and in `table`.
 
-    δ_t and its norms stand in every row, the constants in every `every`-th, in the first and in the last; with
-    every=None there are none. The run's bits are those of a run without it. Killed and called again, it resumes from
-    the run's checkpoint.
+    Every row has δ_t and its norms. The first, the last and every `every`-th row also have the constants; with
+    every=None none has. The run's bits are those of a run without an observer. Killed and called again, it resumes
+    from the run's checkpoint.
     """
 
     # With R = 5, every 25th round would only see models that have just lost weights; 24 shares no factor with it.
@@ -214,7 +214,7 @@ class Observer:
     def __call__(self, federation: Federation, state: State, round: Round) -> None:
         if state.t == 1:
             self.rows = [self._row(federation, federation.start())]
-        del self.rows[state.t :]  # of an earlier process that went further than its checkpoint
+        del self.rows[state.t :]  # from an earlier process that went further than its checkpoint
         self.rows.append(self._row(federation, state, round.w))
         if self.path:
             records.write(self.path, self.table.to_csv(index=False, lineterminator="\n", float_format="%.9g"))
@@ -270,11 +270,11 @@ def load(exp: Experiment, folder: str | Path) -> pd.DataFrame:
     if not (record / NAME).exists():
         return metrics
     seen = pd.read_csv(record / NAME).drop(columns="delta")
-    # Of a run under way the metrics are saved less often.
+    # While a run is under way, its metrics are saved less often.
     return seen[seen["round"] <= len(metrics)].merge(metrics, on="round", how="left")
 
 
 def unobserved(tables: Mapping[str, pd.DataFrame], column: str) -> str:
-    """Which of these runs have no such column, to stand above a figure that would show it; empty if none."""
+    """Which of these runs lack this column, as a note above the figure that shows it; empty if none does."""
     labels = [label for label, table in tables.items() if column not in table]
     return f"not observed: {', '.join(labels)}" if labels else ""

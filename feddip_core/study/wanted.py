@@ -12,7 +12,7 @@ from ..experiment import Experiment
 from . import beyond, league
 
 PAPER = json.loads((Path(__file__).parent.parent / "assets" / "paper_results.json").read_text(encoding="utf-8"))
-PAPER_DATA = {"fashion_mini": "fashion_mnist"}  # whose numbers of the paper stand beside an embedded data set
+PAPER_DATA = {"fashion_mini": "fashion_mnist"}  # the data set whose numbers in the paper stand beside an embedded one
 SEEDS = {"paper": (0, 1, 2), "laptop": (0, 1, 2), "smoke": (0, 1)}
 ONE_SEED = ("prunetrain_whole",)  # beside a grid, which is searched with the first seed alone
 GRID = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # on which the paper finds two of its penalties
@@ -38,8 +38,8 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "DPF: FedDP, dense at first": dict(method="dpf"),
 }
 BASE = {k: f"{'FedDP, ' * ('FedDP' in k)}the paper's rules" for k in SWITCHES}
-# The best of each grid, by the statistic of its table; of PruneTrain's, the best that removes anything at all.
-# Where none was searched, the method's default stands.
+# The best value of each grid, by the statistic of its table; for PruneTrain, the best value that removes anything at
+# all. If no grid was searched, the method's default stays.
 FOUND: dict[str, dict[str, dict[str, float]]] = {
     "fashion_mnist": {
         "fedprox": dict(prox_mu=1e-4), "feddip_prox": dict(prox_mu=1e-4), "prunetrain": dict(lambda_max=0.01),
@@ -93,7 +93,7 @@ def wanted(result: str, preset: str, dataset: str, **options: Any) -> dict[str, 
 
 
 def as_run(dataset: str, method: str) -> dict[str, Any]:
-    """How a method is run for the table that it stands in."""
+    """The settings with which a method runs for its table."""
     partition = {} if method in TABLE_III else dict(partition="pathological")
     return dict(method=method, **partition, **found(dataset, method))
 
