@@ -1,7 +1,7 @@
 # make reproduce   run every notebook headlessly on embedded data; results in outputs/toy
 # make test        lint, types, unit tests, every notebook: about ten minutes on two cores
 # make check       lint, types and the fast tests: under two minutes
-# make torture     ten minutes of random kills, damaged files, hostile clients and random experiments: what held
+# make torture     ten minutes of random kills, damaged files, hostile clients and random experiments; reports what held
 # make lab         JupyterLab, with the page to start from
 # make benchmark   a round against a bare PyTorch loop; workers, start-up, growth, sparsity, a thousand clients on Flower;
 #                    results in outputs/benchmarks
@@ -12,8 +12,8 @@
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
 # make league      the league of methods: its runs, then its table; METHOD=yours:Mine runs your own beside the records
 # make paper-fashion   every table and figure of the paper on Fashion-MNIST, and README's, from the records in outputs/runs
-# make laptop-cifar    the same of the runs of reduced size on CIFAR-10 and CIFAR-100
-# make site        the notebooks as they were executed, as a static site in outputs/site that opens from disk
+# make laptop-cifar    the same for the runs of reduced size on CIFAR-10 and CIFAR-100
+# make site        the executed notebooks as a static site in outputs/site that opens from disk
 # make slides      slides of notebooks 01 to 06, in outputs/slides; they open from disk (npm fetches reveal.js once)
 # make notebooks   run the notebooks in place, to renew the outputs they carry
 # make lock        renew hashes.txt from pyproject.toml and constraints.txt
@@ -23,16 +23,16 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 
-# The profile keeps kernels from warning about loopback, the other variable from warning about frozen modules.
+# The profile stops kernels from warning about loopback, the other variable from warning about frozen modules.
 export IPYTHONDIR := $(CURDIR)/notebooks/.ipython
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
-# Progress bars would be part of a notebook's output, and different every time. Small networks only lose by threads.
+# Progress bars would become part of a notebook's output and differ every time. Threads only slow small networks down.
 QUIET := TQDM_DISABLE=1 OMP_NUM_THREADS=1
 
 # Tests are spread over the cores; a notebook's cells belong together.
 SPREAD := -n logical --maxprocesses 4
 
-# Of `make runs`.
+# Variables of `make runs`.
 PRESET ?= smoke
 DATASET ?= $(if $(filter smoke,$(PRESET)),fashion_mini,fashion_mnist)
 METHODS ?= all
@@ -89,7 +89,7 @@ benchmark-inference: $(INSTALLED)
 benchmark-flower: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark_flower.py
 
-# The figures, then the outputs that the notebooks carry: whoever adds a record renews both.
+# First the figures, then the notebooks' outputs: a new record changes both.
 OF_RECORDS := 10_reproduction 11_accuracy 12_communication 13_non_iid 14_layer_sparsity 15_extreme_sparsity \
   16_paper_vs_code 19_league 20_convergence
 paper-fashion: $(INSTALLED)
@@ -112,8 +112,8 @@ notebooks: $(INSTALLED)
 	done
 	$(BIN)/python -m feddip_core.lab.tidy $(NOTEBOOKS)
 
-# Versions with the hashes of all their files, for every platform. Not those of PyTorch and of the CUDA that it brings:
-# which build of it fits is for each machine's pip to say.
+# Versions with the hashes of all their files, for every platform. PyTorch and its CUDA packages are left out: each
+# machine's pip decides which build fits.
 CUDA := triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc cuda-runtime \
   cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
 lock:
@@ -121,7 +121,7 @@ lock:
 	  --no-emit-index-url $(addprefix --no-emit-package=,torch torchvision $(CUDA)) --all-extras -c constraints.txt \
 	  pyproject.toml -o hashes.txt
 
-# What the registry has is installed by its hashes, then PyTorch and this project, which are built for the machine.
+# First the registry's packages, checked by hash; then PyTorch, whose build depends on the machine, and this project.
 $(INSTALLED): constraints.txt hashes.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=…")'
 	$(PYTHON) -m venv .venv
