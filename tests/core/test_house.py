@@ -48,6 +48,8 @@ LATE = {
     ("deploy/exporting.py", "_onnx", "onnxruntime"): "optional: the extra `deploy` brings it",
     ("deploy/exporting.py", "_onnx", "feddip_core.deploy.onnx_file"): "the same",
     ("flower/apps.py", "simulate", "flwr.simulation"): "brings Ray, which only a simulation needs",
+    ("flower/apps.py", "start_ray", "ray"): "takes seconds, and only a simulation needs it",
+    ("flower/apps.py", "start_ray", "ray._private.node"): "takes seconds, and only a simulation needs it",
     ("lab/live.py", "in_notebook", "IPython"): "optional: a script has no notebook",
     ("lab/live.py", "_draw", "IPython.display"): "optional: a script has no notebook",
 }
