@@ -4,7 +4,7 @@
 paper's tables and figures, `league` the league, `theory` Theorem 1.
 """
 
-from .comparison import RANDOM, final_weights, lines, mask_history, panels, side_by_side
+from .comparison import RANDOM, accuracies, final_weights, lines, mask_history, panels, side_by_side
 from .league import fronts
 from .results import (
     OURS_AND_PAPER,
@@ -84,6 +84,7 @@ __all__ = [
     "VARIANTS",
     "Picture",
     "Runs",
+    "accuracies",
     "accuracy",
     "against_cost",
     "against_paper",

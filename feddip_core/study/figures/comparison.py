@@ -92,17 +92,26 @@ def lines(ax: Axes, table: pd.DataFrame, **style) -> Axes:
     return ax
 
 
+def accuracies(runs: Mapping[str, pd.DataFrame], cost: bool = False) -> pd.DataFrame:
+    """The test accuracy of each run by round, or by the megabytes that it has sent so far, both ways."""
+    places = {
+        name: (m["downlink_bits"] + m["uplink_bits"]).cumsum() / 8e6 if cost else m["round"] for name, m in runs.items()
+    }
+    return pd.DataFrame({name: m["test_accuracy"].set_axis(places[name]) for name, m in runs.items()})
+
+
 def panels(
-    tables: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, marker: str | None = None, steps: bool = False, **axis
-) -> Figure:
+    tables: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, marker: str | None = None, steps: bool = False,
+    size: tuple[float, float] | None = None, **axis,
+) -> Figure:  # fmt: skip
     """One panel per table, side by side on one scale. `axis` is passed to each panel.
 
     One legend serves all panels that have the same curves. Panels with other curves get a legend each.
     """
     style = dict(marker=marker, drawstyle="steps-post" if steps else "default")
     with plt.rc_context(STYLE):
-        width = min(11.0, 3.4 + 3.4 * len(tables))
-        figure, axes = plt.subplots(1, len(tables), figsize=(width, 3.8), sharey=True, squeeze=False,
+        size = size or (min(11.0, 3.4 + 3.4 * len(tables)), 3.8)
+        figure, axes = plt.subplots(1, len(tables), figsize=size, sharey=True, squeeze=False,
                                     layout="constrained")  # fmt: skip
         found = {}
         for ax, (title, table) in zip(axes[0], tables.items(), strict=True):
