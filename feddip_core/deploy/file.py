@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from . import coding
-from .graph import OPTIONS, PARAMETERS, Graph, Samples, Step
+from .graph import OPTIONS, PAIRS, PARAMETERS, Graph, Samples, Step
 from .loader import OPERATIONS, positions
 
 MOST_NUMBERS = 2**28  # of a model that is loaded, and of any step of it: a gigabyte
@@ -138,8 +138,7 @@ def _steps(steps: list, samples: Samples, tensors: Mapping[str, Tensor]) -> tupl
         _hold(all(k is None or k in tensors for k in names), f"step {i}: {op} reads a tensor that is not there")
         _hold(all(type(k) is int and 0 <= k < i for k in of), f"step {i}: {op} reads a step that comes later")
         allowed = {"start_dim"} if op == "flatten" else set(OPTIONS.get(op, ()))
-        numbers = [v for each in options.values() for v in (each if isinstance(each, list) else [each])]
-        good = all(type(v) in (int, float) and 0 <= v <= MOST_NUMBERS for v in numbers)
+        good = all(_is_option(k, v) for k, v in options.items())
         _hold(set(options) == allowed and good, f"step {i}: {op} has other options")
         if "padding" in options:  # before a shape is computed that no memory has
             size = math.prod(v + 2 * max(options["padding"]) for v in values[of[0]].shape[1:])
@@ -149,6 +148,18 @@ def _steps(steps: list, samples: Samples, tensors: Mapping[str, Tensor]) -> tupl
         found.append(Step(op, tuple(of), tuple(values[-1].shape[1:]), tuple(names), dict(options)))
     _hold(bool(found) and len(found[-1].shape) == 1, "the last step does not give a row of logits")
     return tuple(found)
+
+
+def _is_option(name: str, value: object) -> bool:
+    """Whether a value has the form that an export gives it."""
+    if name == "eps":
+        return type(value) is float and 0 <= value < math.inf
+    numbers = value if name in PAIRS else [value]
+    return (
+        isinstance(numbers, list)
+        and len(numbers) == (2 if name in PAIRS else 1)
+        and all(type(v) is int and (name != "padding") <= v <= MOST_NUMBERS for v in numbers)
+    )
 
 
 def _hold(good: object, otherwise: str) -> None:

@@ -39,6 +39,7 @@ OPTIONS = {
     "avg_pool2d": ("kernel_size", "stride", "padding"),
     "adaptive_avg_pool2d": ("output_size",),
 }
+PAIRS = ("stride", "padding", "dilation", "kernel_size", "output_size")  # options with a number for each axis
 # The one value that other options may have.
 FIXED: dict[str, dict[str, Any]] = {
     "max_pool2d": {"dilation": [1, 1], "ceil_mode": False},
@@ -241,10 +242,9 @@ def _options(op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     options = {k: arguments[k] for k in OPTIONS.get(op, ())}
     if op.endswith("pool2d") and not options.get("stride", True):
         options["stride"] = options["kernel_size"]
-    pairs = ("stride", "padding", "dilation", "kernel_size", "output_size")
     if options.get("padding") == "valid":
         options["padding"] = [0, 0]
-    options = {k: _pair(v) if k in pairs and v != "same" else v for k, v in options.items()}
+    options = {k: _pair(v) if k in PAIRS and v != "same" else v for k, v in options.items()}
     return options | ({"start_dim": 1} if op == "flatten" else {})
 
 

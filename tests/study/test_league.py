@@ -2,6 +2,7 @@
 
 import itertools
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
@@ -92,7 +93,8 @@ def test_the_table_and_its_figure_by_hand(monkeypatch):
     assert table.loc["fedgmp at 0.9, tuned", "against FedDIP"] == ONE and not table.loc["fedgmp at 0.9", "ranked"]
     assert {*table.index[table["front"]]} == {"fedavg", "fedgmp at 0.9, tuned", "snip at 0.9"}
     assert table.loc["flash at 0.99", "n"] == 0 and pd.isna(table.loc["flash at 0.99", "accuracy"])
-    words = figures.fronts(table, league.TARGETS).get_label()
+    words = (figure := figures.fronts(table, league.TARGETS)).get_label()
+    plt.close(figure)
     assert "At 90% zeros 4 of 16 methods have a run; on the front: SNIP, FedGMP, FedAvg." in words
     text = standings.as_text(table)
     assert "84.20 ± 1.10" in text and "FedGMP (tuned)" in text and text.count("FedAvg (published)") == 2

@@ -84,11 +84,12 @@ def test_a_method_of_ones_own_has_a_look_whether_it_is_here_or_not(runs):
 
 
 def test_a_shown_figure_is_a_picture_with_words_and_is_closed(runs, tmp_path):
+    before = plt.get_fignums()
     picture = figures.show(figures.quickstart(runs, clients_per_round=2), "four panels", tmp_path, "figure")
     data, metadata = picture._repr_mimebundle_()
     assert data["text/plain"] == metadata["image/png"]["alt"] == "four panels"
     assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
-    assert plt.get_fignums() == []
+    assert plt.get_fignums() == before
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == ["figure.png", "figure.svg"]
 
 

@@ -424,7 +424,9 @@ def test_what_is_said_of_the_reduced_runs_is_in_the_records():
         ends[dataset] = results.of_runs(rounds[dataset])["last five"].droplevel("seed")
     low = rounds["cifar10"][rounds["cifar10"]["test_accuracy"] <= 0.2].groupby("label")["round"].max()
     assert low[["fedavg", "feddip", "feddp", "feddst"]].tolist() == [15, 51, 51, 160]
-    assert "above 20 % for good after 15 rounds" in text and "They get there after 51, when 77 % are gone" in text
+    assert (
+        "above 20 % for good after 15 rounds" in text and "They pass 20 % after 51 rounds, when 77 % are gone" in text
+    )
     at = rounds["cifar10"].set_index(["label", "round"])["sparsity"]
     assert round(at["feddip", 51], 2) == 0.77 and round(at["prunetrain", 160] * 368_152) == 10
     gaps = {dataset: own["fedavg"] - own for dataset, own in ends.items()}
