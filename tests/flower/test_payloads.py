@@ -155,6 +155,7 @@ def check_answers(watched, exp):
         assert carried(message) == {k: -(-v // 8) for k, v in counted(Payload(question), watched.layout).items()}
 
 
+@pytest.mark.slow  # all together: every method trains twice
 @pytest.mark.parametrize(
     "settings", [*variants()], ids=lambda s: "-".join(str(v) for k, v in s.items() if k not in NORMS)
 )
