@@ -36,8 +36,8 @@ def against(table: pd.DataFrame, side: str = "") -> pd.DataFrame:
 
 
 def place(row: pd.Series) -> str:
-    """Where the paper's value lies: inside our interval, with half its width, or outside it."""
-    inside = f"inside, ± {row['high'] - row['mean']:.1f}"
+    """Where the paper's value lies: inside our interval, or outside it. A wide interval leaves it undecided."""
+    inside = f"{'inside' if _known(row) else OPEN}, ± {row['high'] - row['mean']:.1f}"
     words = {EVEN: inside, ABOVE: "outside, ours is above", BELOW: "outside, ours is below"}
     return words.get(row["verdict"], row["verdict"])
 
