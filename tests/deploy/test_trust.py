@@ -136,6 +136,7 @@ def places(value, path=()):
     return [path, *(place for k, v in inner for place in places(v, (*path, k)))]
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_a_file_that_says_anything_is_refused_or_runs(packed, data):

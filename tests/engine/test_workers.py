@@ -14,6 +14,7 @@ from feddip_core.engine import workers
 from feddip_core.engine.assembly import assemble
 
 
+@pytest.mark.slow
 # FedDST's clients have masks of their own, PruneFL's keep something from round to round, ResNet-18 has statistics.
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [
