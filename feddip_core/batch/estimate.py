@@ -40,7 +40,7 @@ def _measured(exp: Experiment, data_dir: str, steps: int = 4) -> float:
         evaluate(fed, state, slice(tested))
         evaluation = (time.perf_counter() - began) / tested * len(clients.data.y_test)
     steps_per_client = exp.local_epochs * sum(-(-len(part) // exp.batch_size) for part in clients.parts) / exp.clients
-    return exp.clients_per_round * steps_per_client * step + evaluation
+    return exp.clients_per_round * steps_per_client * step + evaluation / exp.evaluate_every
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """The metrics of a round, and a plan of what each round will cost before training starts."""
 
+import math
+
 import pandas as pd
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,8 @@ from ..state import Average, State
 from .partitions import partition
 
 EVALUATION_BATCH = 500
+ALWAYS = 5  # last rounds that are evaluated whatever `evaluate_every` says: tables report their mean
+TRIED = slice(0, 100)  # test images that show whether a model still gives finite losses
 STEP = 997  # by which a plan's stand-in weights move on in each round
 
 
@@ -22,7 +26,8 @@ def row(federation: Federation, before: State, after: State, done: Round, second
     exp, method, clients = federation.exp, federation.method, done.average.clients
     old, new = federation.full_mask(before.m), federation.full_mask(after.m)
     regrown, dropped = masks.changes(old, new)
-    accuracy, loss = evaluate(federation, after)
+    trained = float(done.average.mean["loss"])
+    accuracy, loss = tested(federation, after, trained)
     down, up = billed(method, before, done.average)
     # If the uploads omit pruned weights, nobody knows their mean, and δ is unknown too.
     known = method.feeds_back(before) or not method.feedback
@@ -30,7 +35,7 @@ def row(federation: Federation, before: State, after: State, done: Round, second
         "round": after.t,
         "test_accuracy": accuracy,
         "test_loss": loss,
-        "train_loss": float(done.average.mean["loss"]),
+        "train_loss": trained,
         "sparsity": masks.sparsity_of(new),
         "delta": masks.pruning_error(method.layout.views(done.w), after.m or {}) if known else float("nan"),
         "lambda_": method.lam(before.t),
@@ -53,6 +58,15 @@ def bits(federation: Federation, state: State, clients: list[int]) -> dict[str, 
         "downlink_bits": down + sum(method.download(state, n).bits(method.layout) for n in clients),
         "uplink_bits": up + sum(method.upload(state, n).bits(method.layout) for n in clients),
     }
+
+
+def tested(federation: Federation, state: State, train_loss: float) -> tuple[float, float]:
+    """Accuracy and loss if the round is to be evaluated, or if the run diverges in it; otherwise NaN."""
+    exp = federation.exp
+    due = state.t % exp.evaluate_every == 0 or state.t > exp.rounds - ALWAYS
+    if due or not math.isfinite(train_loss + evaluate(federation, state, TRIED)[1]):
+        return evaluate(federation, state)
+    return math.nan, math.nan
 
 
 @torch.no_grad()

@@ -174,8 +174,14 @@ def check_origin(folder: Path, there: dict, here: dict) -> None:
 
 
 def diverged(row: dict) -> bool:
-    """Whether the round's training or test loss is not finite."""
-    return not all(math.isfinite(row[k]) for k in ("train_loss", "test_loss"))
+    """Whether the round's training or test loss is not finite. A round without an evaluation has no test loss."""
+    evaluated = not math.isnan(row["test_accuracy"])
+    return not (math.isfinite(row["train_loss"]) and (math.isfinite(row["test_loss"]) or not evaluated))
+
+
+def last_accuracy(rows: list[dict]) -> float:
+    """Of the last round that was evaluated; NaN if none was."""
+    return next((row["test_accuracy"] for row in reversed(rows) if not math.isnan(row["test_accuracy"])), math.nan)
 
 
 def progress(exp: Experiment, out: str | Path) -> tuple[int, bool]:

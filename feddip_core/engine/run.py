@@ -320,7 +320,8 @@ def _shown(fed: Federation, rows: list[dict], done: int, progress: bool) -> Iter
         def show(row: dict) -> None:
             for watch in watching:
                 watch(rows, False)
-            bar.set_postfix(accuracy=f"{row['test_accuracy']:.3f}", sparsity=f"{row['sparsity']:.3f}", refresh=False)
+            accuracy = records.last_accuracy(rows)
+            bar.set_postfix(accuracy=f"{accuracy:.3f}", sparsity=f"{row['sparsity']:.3f}", refresh=False)
             bar.update()
 
         yield show

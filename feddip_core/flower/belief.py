@@ -9,12 +9,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..engine.measure import evaluate
+from ..engine.measure import TRIED, evaluate
 from ..server import Federation
 from ..state import State, Upload
 
 LONGEST = 10.0  # times the usual step; see `too_far`
-TRIED = slice(0, 100)  # test images on which each upload is tried
 REASON = 300  # characters kept of the reason for a rejection: a client's own text may be long
 
 Lengths = dict[str, tuple[float, float]]  # per part: the length of its step, and the length of what was sent

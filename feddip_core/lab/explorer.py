@@ -223,7 +223,7 @@ class Explorer:
             exp, rows, name = training.exp, training.rows, self.running
             done = f"round {len(rows)} of {exp.rounds}"
             if rows:
-                done += f", accuracy {rows[-1]['test_accuracy']:.3f}, sparsity {rows[-1]['sparsity']:.3f}"
+                done += f", accuracy {records.last_accuracy(rows):.3f}, sparsity {rows[-1]['sparsity']:.3f}"
             state = "being trained"
             if training.over:
                 state = "stopped" if training.stopping.is_set() and len(rows) < exp.rounds else "done"

@@ -41,7 +41,8 @@ class Live:
 
         self.figure = self.figure or panels(self.method)
         last = metrics.iloc[-1]
-        alt = f"round {last['round']:.0f}: accuracy {last['test_accuracy']:.3f}, sparsity {last['sparsity']:.3f}"
+        accuracy = metrics["test_accuracy"].ffill().iloc[-1]
+        alt = f"round {last['round']:.0f}: accuracy {accuracy:.3f}, sparsity {last['sparsity']:.3f}"
         picture = figures.Picture(figures.rendered(drawn(self.figure, metrics), "png", dpi=70), alt)
         if self.handle:
             self.handle.update(picture)
@@ -63,7 +64,7 @@ def panels(method: str) -> Figure:
 def drawn(figure: Figure, metrics: pd.DataFrame) -> Figure:
     """The panels with the curves of these rounds."""
     for ax, column in zip(figure.axes, CURVES, strict=True):
-        known = metrics.dropna(subset=column)  # with a sparse uplink, few rounds know their δ_t
+        known = metrics.dropna(subset=column)  # not every round knows its accuracy and its δ_t
         ax.lines[0].set_data(known["round"], known[column])
         highest = metrics[column].max() * 1.05 if column == "delta" else 1.0
         ax.set(xlim=(0, metrics["round"].iloc[-1] + 1), ylim=(0, highest if highest > 0 else 1.0))

@@ -81,7 +81,7 @@ def difference(a: Trained, b: Trained) -> str:
     missing = "none"
     settings = [k for k in dict(a.settings) | dict(b.settings) if a.settings.get(k) != b.settings.get(k)]
     changed = [f"{SETTINGS.get(k, k)} {a.settings.get(k, missing)} → {b.settings.get(k, missing)}" for k in settings]
-    last = [run.metrics["test_accuracy"].iloc[-1] for run in (a, b)]
+    last = [_accuracy(run) for run in (a, b)]
     sent = [_sent(run).iloc[-1] for run in (a, b)]
     return (
         f"{a.name} → {b.name}: accuracy {last[1] - last[0]:+.3f}, megabytes {sent[1] - sent[0]:+.2f}. "
@@ -93,6 +93,11 @@ def _looks(runs: Sequence[Trained]) -> list[tuple[str, str]]:
     """The colour of each run's method, and a line of its own among the runs of that method."""
     methods = [run.method for run in runs]
     return [(colour(m), list(svg.DASHES)[methods[:i].count(m) % len(svg.DASHES)]) for i, m in enumerate(methods)]
+
+
+def _accuracy(run: Trained) -> float:
+    """Of the last round that was evaluated."""
+    return run.metrics["test_accuracy"].ffill().iloc[-1]
 
 
 def _sent(run: Trained) -> pd.Series:
@@ -115,7 +120,7 @@ def _run_panels(runs: Sequence[Trained], looks: list[tuple[str, str]], pair: Seq
 
 
 def _in_words(runs: Sequence[Trained]) -> str:
-    ends = [f"{run.name}: {run.metrics['test_accuracy'].iloc[-1]:.3f}" for run in runs]
+    ends = [f"{run.name}: {_accuracy(run):.3f}" for run in runs]
     return f"Test accuracy of {len(runs)} runs by round and by megabytes sent. At the end: {'; '.join(ends)}."
 
 
@@ -126,7 +131,7 @@ def _table(runs: Sequence[Trained], looks: list[tuple[str, str]]) -> str:
     for run, look in zip(runs, looks, strict=True):
         last = run.metrics.iloc[-1]
         cells = [svg.swatch(*look), escape(run.name), f"{len(run.metrics)} of {run.rounds}"]
-        cells += [f"{last['test_accuracy']:.3f}", f"{last['sparsity']:.3f}", f"{_sent(run).iloc[-1]:.2f}"]
+        cells += [f"{_accuracy(run):.3f}", f"{last['sparsity']:.3f}", f"{_sent(run).iloc[-1]:.2f}"]
         cells += [f"{run.metrics['regrown'].sum():,}"]
         out += ["<tr>", *(f"<td {left}>{c}</td>" for c in cells), "</tr>"]
     return "".join([*out, "</table>"])

@@ -209,8 +209,9 @@ def sent(rounds: pd.DataFrame, columns: list[str]) -> pd.Series:
 
 
 def at_budget(rounds: pd.DataFrame, budget: float, columns: list[str]) -> pd.DataFrame:
-    """One row per run: the last round that is still within the budget, and its accuracy in percent."""
-    within = rounds[sent(rounds, columns) <= budget].groupby(["label", "seed"], sort=False)[["round", "test_accuracy"]]
+    """One row per run: the last evaluated round that is still within the budget, and its accuracy in percent."""
+    within = rounds[(sent(rounds, columns) <= budget) & rounds["test_accuracy"].notna()]
+    within = within.groupby(["label", "seed"], sort=False)[["round", "test_accuracy"]]
     return within.last().assign(test_accuracy=lambda table: 100 * table["test_accuracy"])
 
 

@@ -92,7 +92,7 @@ def measured(dataset: str, threads: int) -> dict:
 
 
 def first_round(dataset: str, threads: int) -> None:
-    exp = Experiment.preset("paper", dataset, threads=threads)
+    exp = Experiment.preset("paper", dataset, threads=threads, evaluate_every=1)
     with computing(exp):
         fed = assemble(exp)
         state = fed.start()

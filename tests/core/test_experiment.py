@@ -38,6 +38,7 @@ WRONG = {
     "clients": [0, 2.5, "ten", True],
     "clients_per_round": [0, 51],
     "rounds": [0, -3, 10.0, "10"],
+    "evaluate_every": [0, 2.5, "never"],
     "local_epochs": [0, 1.5],
     "batch_size": [0, 32.0],
     "learning_rate": [0, -0.1, math.inf, "fast"],
@@ -152,9 +153,11 @@ def test_presets_and_replace_check_what_they_choose_by(value):
             Experiment.preset("smoke", **{name: value})
         with pytest.raises(ValueError, match=rf"^{name}: .* is not allowed; it must be "):
             Experiment().replace(**{name: value})
-    with pytest.raises(ValueError, match=r"^preset: .* is not allowed; it must be one of paper, laptop, smoke$"):
+    with pytest.raises(
+        ValueError, match=r"^preset: .* is not allowed; it must be one of paper, narrow, laptop, smoke$"
+    ):
         Experiment.preset(value)
-    for preset in ("smoke", "laptop"):
+    for preset in ("smoke", "narrow", "laptop"):
         with pytest.raises(ValueError, match=r"^dataset: .* is not allowed; "):
             Experiment.preset(preset, dataset=value)
 
@@ -246,7 +249,9 @@ def test_messages_say_what_is_allowed():
         Experiment(clients=12, partition="pathological")
     with pytest.raises(ValueError, match=r"dataset: 'no/such.npz' is not allowed; there is no such file"):
         Experiment(dataset="no/such.npz", model="lenet5")
-    with pytest.raises(ValueError, match=r"preset: 'huge' is not allowed; it must be one of paper, laptop, smoke"):
+    with pytest.raises(
+        ValueError, match=r"preset: 'huge' is not allowed; it must be one of paper, narrow, laptop, smoke"
+    ):
         Experiment.preset("huge")
     with pytest.raises(
         ValueError, match=r"dataset: 'fashion_mini' is not allowed; the paper preset has fashion_mnist, c"
@@ -288,6 +293,25 @@ def test_what_is_less_than_the_paper_says_so():
     assert "dataset" in Experiment.preset("smoke").differences_from_paper()
 
 
+def test_the_narrow_preset_is_table_ii_with_an_eighth_of_the_channels():
+    """And for CIFAR-100 a fifth of the rounds: nothing else, so that its runs are the paper's with those settings."""
+    for dataset, less in (("cifar10", dict(width=0.125)), ("cifar100", dict(width=0.125, rounds=200))):
+        for method in BUILT_IN:
+            narrow = Experiment.preset("narrow", dataset, method)
+            assert narrow.run_id == Experiment.preset("paper", dataset, method, **less).run_id
+        assert narrow.differences_from_paper().keys() == less.keys()
+    assert Experiment.preset("narrow").dataset == "cifar10"
+    with pytest.raises(ValueError, match=r"^dataset: 'fashion_mnist' .*; the narrow preset has cifar10, cifar100$"):
+        Experiment.preset("narrow", "fashion_mnist")
+
+
+def test_only_the_large_networks_are_tested_every_tenth_round():
+    every = {dataset: Experiment.preset("paper", dataset).evaluate_every for dataset in TABLE_II}
+    assert every == {"fashion_mnist": 1, "cifar10": 10, "cifar100": 10}
+    assert Experiment.preset("smoke", "cifar10").evaluate_every == Experiment(dataset="cifar10").evaluate_every == 1
+    assert Experiment(evaluate_every=1).run_id == Experiment().run_id != Experiment(evaluate_every=2).run_id
+
+
 def test_the_released_rules_are_a_difference_where_there_are_any():
     assert Experiment.preset("paper", method="snip", rules="released").differences_from_paper() == {"rules": "paper"}
     assert Experiment.preset("paper", method="fedavg", rules="released").differences_from_paper() == {}
@@ -295,7 +319,7 @@ def test_the_released_rules_are_a_difference_where_there_are_any():
     assert of_feddip == {"initial_mask": "erk"} | dict.fromkeys(SWITCHES[1:], "paper")
 
 
-@pytest.mark.parametrize("preset", ["paper", "laptop", "smoke"])
+@pytest.mark.parametrize("preset", ["paper", "narrow", "laptop", "smoke"])
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_every_preset_has_every_method(preset, method):
     for rules in ("paper", "released"):
@@ -349,7 +373,7 @@ def test_replacing_the_method_keeps_what_was_set_by_hand():
 
 
 def test_the_data_set_brings_its_own_column():
-    assert Experiment(dataset="cifar100") == Experiment.preset("paper", dataset="cifar100")
+    assert Experiment(dataset="cifar100", evaluate_every=10) == Experiment.preset("paper", dataset="cifar100")
     assert Experiment().replace(dataset="cifar10") == Experiment.preset("paper", dataset="cifar10")
     assert Experiment(learning_rate=0.3).replace(dataset="cifar10").learning_rate == 0.3
 

@@ -26,8 +26,9 @@ def side_by_side(runs: Runs) -> Figure:
         accuracy(left, runs)
         for method, metrics in runs.items():
             sent = (metrics["downlink_bits"] + metrics["uplink_bits"]).cumsum() / 8e6
-            right.plot(sent, metrics["test_accuracy"], color=colour(method), linestyle=line(method))
-            right.plot(sent.iloc[-1], metrics["test_accuracy"].iloc[-1], "o", markersize=5, color=colour(method))
+            known = metrics["test_accuracy"].dropna()
+            right.plot(sent[known.index], known, color=colour(method), linestyle=line(method))
+            right.plot(sent[known.index[-1:]], known.tail(1), "o", markersize=5, color=colour(method))
         right.set(title="… against everything sent so far", xlabel="megabytes, both ways, masks included")
         left.get_legend().remove()
         figure.legend(*left.get_legend_handles_labels(), loc="outside right center")

@@ -129,7 +129,7 @@ def cost_curves(ax: Axes, rounds: pd.DataFrame, cost: pd.Series, smooth: int = 1
     sent = rounds.assign(cost=cost).groupby(["label", "round"], sort=False)["cost"].mean()
     for method, own in by_label(rounds, "test_accuracy", smooth).items():
         look = dict(color=colour(method), zorder=2 + (line(method) != "-"))
-        x, y = sent[method], 100 * own["mean"]
+        x, y = sent[method][own.index], 100 * own["mean"]
         ax.plot(x, y, linestyle=line(method), label=label(method), linewidth=thin(own), **look)
         ax.plot(x.iloc[-1:], y.iloc[-1:], "o", markersize=5, **look)
     ax.set_xscale("log")

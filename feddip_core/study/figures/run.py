@@ -8,6 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from feddip_core.engine.records import diverged
+
 from .style import STYLE, Runs, colour, label, line
 
 
@@ -16,9 +18,10 @@ def curves(ax: Axes, runs: Runs, column: str, scale: float = 1.0, **style) -> Ax
     for method, metrics in runs.items():
         end = diverged_at(metrics)
         look = dict(color=colour(method), linestyle=line(method), label=label_with_divergence(method, end)) | style
-        ax.plot(metrics["round"], metrics[column] * scale, **look)
+        known = metrics.dropna(subset=column) if column == "test_accuracy" else metrics
+        ax.plot(known["round"], known[column] * scale, **look)
         if end:
-            last = metrics[metrics["round"] < end].tail(1)
+            last = known[known["round"] < end].tail(1)
             ax.plot(last["round"], last[column] * scale, "X", markersize=9, color=look["color"])
     ax.set_xlabel("round")
     return ax
@@ -26,8 +29,8 @@ def curves(ax: Axes, runs: Runs, column: str, scale: float = 1.0, **style) -> Ax
 
 def diverged_at(metrics: pd.DataFrame) -> int | None:
     """The first round whose loss is not finite, if there is one."""
-    finite = np.isfinite(metrics[["train_loss", "test_loss"]]).all(axis=1)
-    return None if finite.all() else int(metrics.loc[~finite, "round"].iloc[0])
+    ended = metrics[[diverged(row) for row in metrics.to_dict("records")]]
+    return None if ended.empty else int(ended["round"].iloc[0])
 
 
 def label_with_divergence(method: str, diverged: int | None) -> str:

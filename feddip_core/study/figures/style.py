@@ -121,10 +121,10 @@ def rendered(figure: Figure, form: str, **how) -> bytes:
 
 
 def by_label(rounds: pd.DataFrame, column: str, smooth: int = 1) -> dict[str, pd.DataFrame]:
-    """For each label, one row per round: mean, lowest and highest seed, averaged over the last `smooth` rounds."""
+    """For each label, one row per round that has a value: mean, lowest and highest seed, over the last `smooth`."""
     groups = rounds.groupby("label", sort=False)
     curves = {name: own.groupby("round")[column].agg(["mean", "min", "max"]) for name, own in groups}
-    return {name: own.rolling(smooth, min_periods=1).mean() for name, own in curves.items()}
+    return {name: own.rolling(smooth, min_periods=1).mean()[own["mean"].notna()] for name, own in curves.items()}
 
 
 def band(ax: Axes, curve: pd.DataFrame, shade: str) -> None:
