@@ -374,7 +374,7 @@ def test_replacing_the_method_keeps_what_was_set_by_hand():
 
 def test_the_data_set_brings_its_own_column():
     assert Experiment(dataset="cifar100", evaluate_every=10) == Experiment.preset("paper", dataset="cifar100")
-    assert Experiment().replace(dataset="cifar10") == Experiment.preset("paper", dataset="cifar10")
+    assert Experiment().replace(dataset="cifar10", evaluate_every=10) == Experiment.preset("paper", dataset="cifar10")
     assert Experiment(learning_rate=0.3).replace(dataset="cifar10").learning_rate == 0.3
 
 
