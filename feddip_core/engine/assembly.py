@@ -27,7 +27,8 @@ def assemble(
     parts = partition(dataset.y_train, exp.partition, exp.clients, exp.seed, dataset.owner)
     dataset = dataclasses.replace(dataset, parts=tuple(parts))
     net = networks.network(exp, dataset)
-    forward = computing.forward_of(net, Layout.of(net), exp.precision, exp.channels_last, exp.torch_compile)
+    by_pixel = exp.channels_last or (exp.device == "cpu" and dataset.crop_padding is not None)  # a quarter faster there
+    forward = computing.forward_of(net, Layout.of(net), exp.precision, by_pixel, exp.torch_compile)
     trained = clients(exp, dataset, net, computing.kernel(exp, net, dataset), forward)
     if is_hook(exp.model):
         networks.check_own(trained)

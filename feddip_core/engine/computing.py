@@ -113,8 +113,6 @@ def forward_of(
     def forward(u, statistics, x):
         if channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        elif x.is_cuda:  # crops leave images channels-last, which suits a CPU
-            x = x.contiguous()
         with torch.autocast(x.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext():
             return functional_call(net, {**layout.views(u), **statistics}, (x,)).to(u.dtype)
 
