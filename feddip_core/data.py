@@ -1,11 +1,12 @@
 """Data as tensors, and batches made on the device. `engine.sources` loads them, `engine.partitions` splits them."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -54,38 +55,36 @@ def batches(
     data: Dataset, indices: Tensor, batch_size: int, epochs: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """E passes over a client's samples, each with a new order, new crops and new flips."""
-    x, y = data.x_train.index_select(0, indices), data.y_train.index_select(0, indices)  # faster than x[indices]
+    # index_select is faster than x[indices]
+    x, y = with_border(data.x_train.index_select(0, indices), data.crop_padding), data.y_train.index_select(0, indices)
     for _ in range(epochs):
         # Drawn on the CPU once per epoch: every device gets the same numbers, and the step loop never waits.
         order = torch.randperm(len(x), generator=generator).to(x.device, non_blocking=True)
-        augment = _augmentation(data, len(x), generator, x.device)
+        crops = _crops(len(x), generator, x.device) if data.crop_padding else ()
         for i in range(0, len(x), batch_size):
-            batch = order[i : i + batch_size]
-            yield data.normalise(augment(x.index_select(0, batch), i)), y.index_select(0, batch)
+            part = slice(i, i + batch_size)
+            batch, drawn = x.index_select(0, order[part]), [values[..., part] for values in crops]
+            yield data.normalise(crop_and_flip(batch, *drawn) if crops else batch), y.index_select(0, order[part])
 
 
-def _augmentation(
-    data: Dataset, n: int, generator: torch.Generator, device: torch.device
-) -> Callable[[Tensor, int], Tensor]:
-    if (padding := data.crop_padding) is None:
-        return lambda x, i: x
-    offsets = torch.randint(0, 9, (2, n), generator=generator).to(device, non_blocking=True)
-    flips = torch.rand(n, generator=generator).lt_(0.5).bool().to(device, non_blocking=True)
-
-    def augment(x: Tensor, i: int) -> Tensor:
-        part = slice(i, i + len(x))
-        return crop_and_flip(x, offsets[:, part], flips[part], padding)
-
-    return augment
+def _crops(n: int, generator: torch.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each of n images, the row and column at which it is cropped, and whether it is mirrored."""
+    offsets = torch.randint(0, 9, (2, n), generator=generator)
+    flips = torch.rand(n, generator=generator).lt_(0.5).bool()
+    return offsets.to(device, non_blocking=True), flips.to(device, non_blocking=True)
 
 
-def crop_and_flip(x: Tensor, offsets: Tensor, flips: Tensor, padding: str) -> Tensor:
-    """Pad each image by 4, crop it at its own (row, column) offset in 0 … 8, and mirror it where `flips` is True."""
-    size = x.shape[2]
-    rows, cols = (offsets[axis, :, None] + torch.arange(size, device=x.device) - 4 for axis in (0, 1))
-    cols = torch.where(flips[:, None], cols.flip(1), cols)
-    image = torch.arange(len(x), device=x.device)[:, None, None]
-    inside = ((rows >= 0) & (rows < size))[:, :, None] & ((cols >= 0) & (cols < size))[:, None, :]
-    rows, cols = ((size - 1) - ((size - 1) - i.abs()).abs() for i in (rows, cols))
-    cut = x[image, :, rows[:, :, None], cols[:, None, :]].permute(0, 3, 1, 2)
-    return cut if padding == "reflect" else cut * inside[:, None]
+def with_border(x: Tensor, padding: str | None) -> Tensor:
+    """Images with a border of 4 pixels, zeros or the image's own reflection; None: without."""
+    if padding != "reflect":
+        return F.pad(x, (4, 4, 4, 4)) if padding else x
+    last = x.shape[2] - 1
+    places = last - (last - torch.arange(-4, last + 5, device=x.device).abs()).abs()
+    return x.index_select(2, places).index_select(3, places)
+
+
+def crop_and_flip(x: Tensor, offsets: Tensor, flips: Tensor) -> Tensor:
+    """Crop each image with a border at its own (row, column) offset in 0 … 8, and mirror it where `flips` is True."""
+    windows = x.unfold(2, x.shape[2] - 8, 1).unfold(3, x.shape[3] - 8, 1)
+    cut = windows[torch.arange(len(x), device=x.device), :, offsets[0], offsets[1]]
+    return torch.where(flips[:, None, None, None], cut.flip(3), cut)

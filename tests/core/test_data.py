@@ -24,7 +24,7 @@ def test_crops_and_flips_are_torchvisions(padding):
     g = torch.Generator().manual_seed(1)
     x = torch.randint(0, 256, (20, 3, 32, 32), generator=g, dtype=torch.uint8)
     offsets, flips = torch.randint(0, 9, (2, 20), generator=g), torch.rand(20, generator=g) < 0.5
-    ours = data.crop_and_flip(x, offsets, flips, padding)
+    ours = data.crop_and_flip(data.with_border(x, padding), offsets, flips)
     for i in range(20):
         padded = v2.pad(x[i].float(), [4], padding_mode="constant" if padding == "zeros" else "reflect")
         row, col = offsets[:, i].tolist()
@@ -50,5 +50,6 @@ def test_batches_are_cropped_and_flipped_anew_each_epoch(mini):
     g = torch.Generator().manual_seed(0)
     order, offsets = torch.randperm(50, generator=g), torch.randint(0, 9, (2, 50), generator=g)
     flips = torch.rand(50, generator=g) < 0.5
-    assert torch.equal(first, mini.normalise(data.crop_and_flip(mini.x_train[:50][order], offsets, flips, "zeros")))
+    bordered = data.with_border(mini.x_train[:50][order], "zeros")
+    assert torch.equal(first, mini.normalise(data.crop_and_flip(bordered, offsets, flips)))
     assert not torch.equal(first.sum((1, 2, 3)).sort().values, second.sum((1, 2, 3)).sort().values)
