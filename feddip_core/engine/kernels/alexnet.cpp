@@ -14,10 +14,11 @@
 constexpr int SIZE = 32, TILES = 128 / LANES, ROOM = LANES == 16 ? 16 : 8;  // ROOM: sums that fit the registers
 constexpr int W1 = SIZE + 1, FEATURES = C4 * 4;
 
-template <class F, int... K>
-static inline void each(F f, std::integer_sequence<int, K...>) { (f(std::integral_constant<int, K>{}), ...); }
-#define PLACES(...) each(__VA_ARGS__, std::make_integer_sequence<int, 9>{})  // ky and kx as constants
 #define INLINE __attribute__((always_inline))
+
+template <class F, int... K>
+static INLINE inline void each(F f, std::integer_sequence<int, K...>) { (f(std::integral_constant<int, K>{}), ...); }
+#define PLACES(...) each(__VA_ARGS__, std::make_integer_sequence<int, 9>{})  // ky and kx as constants
 
 // f(tiles at once, first tile) for all tiles: as many at once as possible
 template <int MOST, class F>
@@ -119,7 +120,7 @@ struct Conv {
 
     // out[c][y][x] = b[c] + Σ w[c][i][ky][kx] · in[i][y+ky][x+kx]
     template <class T>
-    static void apply(const T &taps, int outputs, const V *in, const float *b, V *out, bool relu) {
+    static __attribute__((noinline)) void apply(const T &taps, int outputs, const V *in, const float *b, V *out, bool relu) {
         for (int c = 0; c < outputs; c++)
             for (int y = 0; y < N; y += R)
                 for (int x = 0; x < N; x += X) {
