@@ -62,9 +62,13 @@ struct Conv {
     static constexpr int K = CIN * 9, W = STRIDE == 2 ? W1 : N, IN = W * W, OUT = N * N, B = ROOM / 4;
     static constexpr int X = N < ROOM ? N : ROOM, R = STRIDE == 2 ? 1 : ROOM / X < N ? ROOM / X : N;
 
-    // The weights by output, then by place, then by input; `end`: where those of a place end.
+    // The weights by output, then by group of inputs that fits the L1 cache, then by place, then by input.
     template <int TO, int FROM>
-    struct Taps { Tap list[TO][FROM * 9]; int end[TO][9]; };
+    struct Taps {
+        static constexpr int PARTS = STRIDE == 2 ? 1 : (FROM * OUT - 1) / 512 + 1, PART = (FROM - 1) / PARTS + 1;
+        Tap list[TO][FROM * 9];
+        int end[TO][PARTS][9];
+    };
 
     Taps<COUT, CIN> taps;
     Taps<CIN, COUT> back;
@@ -72,24 +76,34 @@ struct Conv {
     bool sparse;  // whether only the taps get a gradient
     V sums[B][K + LANES];
 
+    struct Taken { float w; bool taken; };
+
+    template <int TO, int FROM, class F>
+    static int sort(Taps<TO, FROM> &taps, int to, int size, F weight) {
+        int n = 0;
+        for (int part = 0; part < taps.PARTS; part++)
+            for (int p = 0; p < 9; taps.end[to][part][p++] = n)
+                for (int i = part * taps.PART; i < FROM && i < (part + 1) * taps.PART; i++) {
+                    const Taken one = weight(i, p);
+                    taps.list[to][n] = {i * size, one.w};
+                    n += one.taken;
+                }
+        return n;
+    }
+
     void read(const float *w, const float *wanted) {
-        int ends[CIN] = {};
         all = 0;
         for (int c = 0; c < COUT; c++)
-            for (int p = 0, n = 0; p < 9; taps.end[c][p++] = n, all += p == 9 ? n : 0)
-                for (int i = 0; i < CIN; i++) {
-                    const int k = c * K + i * 9 + p;
-                    taps.list[c][n] = {i * IN, w[k]};
-                    n += w[k] != 0 || (wanted && wanted[k] != 0);
-                }
-        if (STRIDE == 1)
-            for (int p = 0; p < 9; p++)  // the gradient of the input is a convolution with the kernel turned round
-                for (int c = 0; c < COUT; c++)
-                    for (int i = 0; i < CIN; i++) {
-                        const int k = c * K + i * 9 + 8 - p;
-                        back.list[i][ends[i]] = {c * OUT, w[k]};
-                        back.end[i][p] = ends[i] += w[k] != 0;
-                    }
+            all += sort(taps, c, IN, [&](int i, int p) {
+                const int k = c * K + i * 9 + p;
+                return Taken{w[k], w[k] != 0 || (wanted && wanted[k] != 0)};
+            });
+        // The gradient of the input is a convolution with the kernel turned round.
+        for (int i = 0; i < CIN && STRIDE == 1; i++)
+            sort(back, i, OUT, [&](int c, int p) {
+                const float value = w[c * K + i * 9 + 8 - p];
+                return Taken{value, value != 0};
+            });
         sparse = wanted && all < COUT * K * 3 / 4;
     }
 
@@ -102,13 +116,14 @@ struct Conv {
     }
 
     template <bool FIRST, bool LAST>
-    static INLINE inline void rows(const Tap *list, const int *end, const V *in, V b, V *out, bool relu) {
+    static INLINE inline void rows(const Tap *list, const int (*end)[9], int parts, const V *in, V b, V *out,
+                                   bool relu) {
         V sums[R * X];
         EACH(j, R * X) sums[j] = b;
         const Tap *tap = list;
-        PLACES([&](auto place) INLINE {
+        for (int part = 0; part < parts; part++) PLACES([&](auto place) INLINE {
             constexpr int P = place;
-            for (; tap < list + end[P]; tap++) {
+            for (; tap < list + end[part][P]; tap++) {
                 const V *at = in + tap->at, w = tap->w - V{};
                 EACH(j, R * X)
                     if (inside(j / X, P / 3, FIRST, LAST, R) && inside(j % X, P % 3))
@@ -127,12 +142,12 @@ struct Conv {
                     const V *corner = in + STRIDE * (y * W + x), bias = (b ? b[c] : 0) - V{};
                     V *to = out + (c * N + y) * N + x;
                     const Tap *list = taps.list[c];
-                    const int *end = taps.end[c];
-                    if (STRIDE == 2) rows<false, false>(list, end, corner, bias, to, relu);
-                    else if (R == N) rows<true, true>(list, end, corner, bias, to, relu);
-                    else if (y == 0) rows<true, false>(list, end, corner, bias, to, relu);
-                    else if (y == N - R) rows<false, true>(list, end, corner, bias, to, relu);
-                    else rows<false, false>(list, end, corner, bias, to, relu);
+                    const auto end = taps.end[c];
+                    if (STRIDE == 2) rows<false, false>(list, end, taps.PARTS, corner, bias, to, relu);
+                    else if (R == N) rows<true, true>(list, end, taps.PARTS, corner, bias, to, relu);
+                    else if (y == 0) rows<true, false>(list, end, taps.PARTS, corner, bias, to, relu);
+                    else if (y == N - R) rows<false, true>(list, end, taps.PARTS, corner, bias, to, relu);
+                    else rows<false, false>(list, end, taps.PARTS, corner, bias, to, relu);
                 }
     }
 
@@ -175,10 +190,10 @@ struct Conv {
     void of_taps(const V *in, const V *dz, int step, int tiles, int c, float *dw) {
         constexpr int G = 4;
         int which[K + LANES], n = 0, begin = 0;
-        PLACES([&](auto place) INLINE {
+        for (int part = 0; part < taps.PARTS; part++) PLACES([&](auto place) INLINE {
             constexpr int P = place, KY = P / 3, KX = P % 3;
             constexpr int FROM = STRIDE == 1 && KY == 0, TO = STRIDE == 1 && KY == 2 ? N - 1 : N;
-            const int end = taps.end[c][P];
+            const int end = taps.end[c][part][P];
             for (int t = begin; t < end; t += G) {
                 V s[G] = {};
                 const V *own[G];
@@ -290,8 +305,13 @@ struct Linear {
                 EACH(i, 4) right[i] = in + (k + i < K ? k + i : K - 1) * TILES;
                 for (int t = 0; t < tiles; t++) EACH(j, G) EACH(i, 4) s[j * 4 + i] += left[j][t] * right[i][t];
                 const V found = sums_of(s);
-                for (int j = 0; j < G && o + j < O; j++)
-                    for (int i = 0; i < 4 && k + i < K; i++) dw[(o + j) * K + k + i] += found[j * 4 + i];
+                float four[G][4];
+                std::memcpy(four, &found, sizeof four);
+                if (o + G <= O && k + 4 <= K)
+                    EACH(j, G) EACH(i, 4) dw[(o + j) * K + k + i] += four[j][i];
+                else
+                    for (int j = 0; j < G && o + j < O; j++)
+                        for (int i = 0; i < 4 && k + i < K; i++) dw[(o + j) * K + k + i] += four[j][i];
             }
     }
 
