@@ -178,7 +178,8 @@ def test_a_wheel_has_every_file_of_the_package(tmp_path):
     wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "feddip_core").rglob("*") if path.is_file()}
     assert {name for name in wanted if "__pycache__" not in name} - packed == set()
     assert "feddip_core/py.typed" in packed
-    assert {"native.cpp", "fashion_mini.npz", "fashion_mini.LICENSE"} <= {Path(name).name for name in packed}
+    data = {"alexnet.cpp", "common.hpp", "lenet5.cpp", "fashion_mini.npz", "fashion_mini.LICENSE"}
+    assert data <= {Path(name).name for name in packed}
     assert not any(name.startswith(("tests/", "notebooks/", "outputs/")) for name in packed)
     # A batch and a deployment find what a checkout has beside the package.
     ZipFile(wheel).extractall(tmp_path / "site")

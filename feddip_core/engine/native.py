@@ -1,4 +1,4 @@
-"""LeNet-5's gradient as one compiled function (native.cpp), several times faster on a CPU than eager PyTorch.
+"""LeNet-5's and AlexNet's gradients, each as one compiled function (kernels/), faster on a CPU than eager PyTorch.
 
 It is compiled into the user's cache on first use, which needs a C++ compiler. It is fastest with AVX-512, then AVX2.
 Other machines use vectors of four, which NEON and SSE2 have.
@@ -16,18 +16,30 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..client import Gradient
-from ..models import LeNet5
+from ..models import AlexNet, LeNet5
 from .sources import user_cache
 
-SOURCE = Path(__file__).with_name("native.cpp")
+FOLDER = Path(__file__).with_name("kernels")
 # Fixed instruction sets instead of -march=native: one cache in a shared home folder serves different machines.
 # Any other machine needs no flags.
 FLAGS = {"AVX2": ["-mavx2", "-mfma"], "AVX512": ["-mavx512f", "-mfma"]}
 
-LAYERS = {"conv1": nn.Conv2d, "conv2": nn.Conv2d, "fc1": nn.Linear, "fc2": nn.Linear, "fc3": nn.Linear}
+CONV5, CONV3 = (nn.Conv2d, "(5, 5), stride=(1, 1))"), (nn.Conv2d, "(3, 3), stride=(1, 1), padding=(1, 1))")
+FC = nn.Linear, "bias=True)"
+# Each network's layers, with how its source computes them.
+LAYERS = {
+    LeNet5: dict(
+        conv1=(nn.Conv2d, "(5, 5), stride=(1, 1), padding=(2, 2))"), conv2=CONV5, fc1=FC, fc2=FC, fc3=FC
+    ),
+    AlexNet: dict(
+        conv1=(nn.Conv2d, "(3, 3), stride=(2, 2), padding=(1, 1))"),
+        conv2=CONV3, conv3=CONV3, conv4=CONV3, conv5=CONV3, fc1=FC, fc2=FC, fc3=FC,
+    ),
+}  # fmt: skip
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -40,24 +52,22 @@ class CannotBuild(Unavailable):
 
 
 class Kernel:
-    """`gradient` and `logits` of one LeNet-5, on its flat parameter vector."""
+    """`gradient` and `logits` of one LeNet-5 or AlexNet, on its flat parameter vector."""
 
     def __init__(self, net: nn.Module, image: dict[str, int], device: torch.device):
-        if not _is_lenet5(net):
-            raise Unavailable("it supports only lenet5, unmodified and without hooks")
+        if not _is_as_compiled(net):
+            raise Unavailable("it supports only lenet5 and alexnet, unmodified and without hooks")
         if device.type != "cpu" or next(net.parameters()).dtype != torch.float32:
             raise Unavailable("it needs float32 on a CPU")
-        if image["size"] % 4:
-            raise Unavailable(f"it needs an image size divisible by 4, not {image['size']}")
-        layers = net.conv1.out_channels, net.conv2.out_channels, net.fc1.out_features, net.fc2.out_features
-        names = ("CHANNELS", "SIZE", "C1", "C2", "H1", "H2", "CLASSES")
-        sizes = (image["channels"], image["size"], *layers, net.fc3.out_features)
-        self.library = _library(*(f"-D{k}={v}" for k, v in zip(names, sizes, strict=True)))
-        self.workspace = torch.zeros(self.library.workspace_bytes(), dtype=torch.uint8)
+        name, sizes = _lenet5(net, image) if type(net) is LeNet5 else _alexnet(net, image)
         self.classes, self.parameters = net.fc3.out_features, sum(p.numel() for p in net.parameters())
+        macros = sizes | {"CHANNELS": image["channels"], "CLASSES": self.classes}
+        self.library = _library(name, *(f"-D{k}={v}" for k, v in macros.items()))
         if self.parameters != self.library.parameters():
-            raise Unavailable(f"it supports only lenet5, which has {self.library.parameters():,} parameters here")
+            raise Unavailable(f"it supports only {name} with {self.library.parameters():,} parameters here")
+        self.workspace = torch.zeros(self.library.workspace_bytes(), dtype=torch.uint8)
         self.image = (image["channels"], image["size"], image["size"])
+        self.dropped = [net.fc1.in_features, net.fc2.in_features] if type(net) is AlexNet else []  # by a dropout
 
     def gradient(self, u: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """(u, x, y) -> cross-entropy of the network with parameters u, and its gradient."""
@@ -73,18 +83,24 @@ class Kernel:
         if y.shape != x.shape[:1] or y.dtype != torch.int64:
             raise ValueError(f"y: {y.dtype} {tuple(y.shape)} is not allowed; it must be one int64 per image")
         u, x, y = u.contiguous(), x.contiguous(), y.contiguous()  # crops and flips come as views
-        g = torch.empty_like(u)
-        loss = self.library.gradient(*_pointers(self.workspace, u, kept, x, y, g), len(x))
+        g, dropouts = torch.empty_like(u), self._dropouts(len(x))
+        loss = self.library.gradient(*_pointers(self.workspace, u, kept, x, y, g, *dropouts), len(x))
         if loss < 0:
             wrong = y[(y < 0) | (y >= self.classes)][0]
             raise ValueError(f"y: {wrong} is not allowed; a label must be at least 0 and below {self.classes}")
         return torch.tensor(loss), g
 
-    def logits(self, u: Tensor, x: Tensor) -> Tensor:
+    def logits(self, u: Tensor, x: Tensor, training: bool = False) -> Tensor:
+        """x -> logits of the network with parameters u; in training mode with dropout, as gradients have it."""
         self._check(u=u, x=x)
         u, x, out = u.contiguous(), x.contiguous(), torch.empty(len(x), self.classes)
-        self.library.logits(*_pointers(self.workspace, u, x, out), len(x))
+        dropouts = self._dropouts(len(x)) if training else [None for _ in self.dropped]
+        self.library.logits(*_pointers(self.workspace, u, x, out, *dropouts), len(x))
         return out
+
+    def _dropouts(self, samples: int) -> list[Tensor]:
+        """What each dropout multiplies its input by: the numbers that PyTorch would draw."""
+        return [F.dropout(torch.ones(samples, units), 0.5) for units in self.dropped]
 
     def _check(self, **tensors: Tensor) -> None:
         # The compiled function would crash on these.
@@ -100,24 +116,41 @@ def _pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p | None]:
     return [None if t is None else ctypes.c_void_p(t.data_ptr()) for t in tensors]
 
 
-def _is_lenet5(net: nn.Module) -> bool:
+def _is_as_compiled(net: nn.Module) -> bool:
     """Whether the network computes what was compiled: no subclass, no replaced layer, no hook."""
-    if type(net) is not LeNet5 or {k: type(v) for k, v in net.named_children()} != LAYERS:
+    layers = LAYERS.get(type(net), {})
+    if not layers or {k: type(v) for k, v in net.named_children()} != {k: kind for k, (kind, _) in layers.items()}:
         return False
-    as_compiled = {net.conv1: "(5, 5), stride=(1, 1), padding=(2, 2))", net.conv2: "(5, 5), stride=(1, 1))"}
     hooks = (getattr(module, k) for module in net.modules() for k in HOOKS)
-    same = all(str(layer).endswith(f"kernel_size={how}") for layer, how in as_compiled.items())
+    same = all(str(getattr(net, k)).endswith(how) for k, (_, how) in layers.items())
     return same and not any(hooks) and "forward" not in vars(net)
 
 
+def _lenet5(net: LeNet5, image: dict[str, int]) -> tuple[str, dict[str, int]]:
+    """Its source, and the shapes that it is compiled for."""
+    if image["size"] % 4:
+        raise Unavailable(f"it needs an image size divisible by 4, not {image['size']}")
+    c, h = (net.conv1.out_channels, net.conv2.out_channels), (net.fc1.out_features, net.fc2.out_features)
+    return "lenet5", {"SIZE": image["size"], "C1": c[0], "C2": c[1], "H1": h[0], "H2": h[1]}
+
+
+def _alexnet(net: AlexNet, image: dict[str, int]) -> tuple[str, dict[str, int]]:
+    if image["size"] != 32:
+        raise Unavailable(f"for alexnet it needs an image size of 32, not {image['size']}")
+    c = [layer.out_channels for layer in (net.conv1, net.conv2, net.conv3, net.conv4)]
+    return "alexnet", {"C1": c[0], "C2": c[1], "C3": c[2], "C4": c[3], "H": net.fc1.out_features}
+
+
 @cache
-def _library(*sizes: str) -> ctypes.CDLL:
+def _library(name: str, *sizes: str) -> ctypes.CDLL:
     capability = torch.backends.cpu.get_cpu_capability()
     command = ["-std=c++17", "-O3", "-w", "-shared", "-fPIC", *FLAGS.get(capability, []), *sizes]
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(command).encode()).hexdigest()[:16]
+    source = FOLDER / f"{name}.cpp"
+    text = source.read_bytes() + (FOLDER / "common.hpp").read_bytes()
+    key = f"{name}-{hashlib.sha256(text + ' '.join(command).encode()).hexdigest()[:16]}"
     try:
         folder = _private(user_cache() / "native")
-        library = ctypes.CDLL(str(_found(folder, key) or _compiled(folder, key, command)))
+        library = ctypes.CDLL(str(_found(folder, key) or _compiled(folder, key, command, source)))
     except OSError as error:
         raise CannotBuild(f"it could not be compiled or loaded ({error})") from error
     library.gradient.restype, library.workspace_bytes.restype = ctypes.c_float, ctypes.c_int64
@@ -139,7 +172,7 @@ def _own(path: Path) -> bool:
 
 def _found(folder: Path, key: str) -> Path | None:
     """A library that an earlier process compiled. Its name holds its checksum, so a partial file is never loaded."""
-    for path in folder.glob(f"lenet5-{key}-*.so"):
+    for path in folder.glob(f"{key}-*.so"):
         with suppress(FileNotFoundError):  # another process has just removed it
             if _own(path) and path.stem.endswith(_digest(path)):
                 return path
@@ -151,15 +184,15 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def _compiled(folder: Path, key: str, command: list[str]) -> Path:
+def _compiled(folder: Path, key: str, command: list[str], source: Path) -> Path:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
     if compiler is None:
         raise CannotBuild("install a C++ compiler; c++, g++ and clang++ are not on the PATH")
     with tempfile.TemporaryDirectory(dir=folder) as room:
-        part = Path(room) / "lenet5.so"
-        order = [compiler, *command, str(SOURCE), "-o", str(part)]
+        part = Path(room) / "library.so"
+        order = [compiler, *command, str(source), "-o", str(part)]
         done = subprocess.run(order, capture_output=True, encoding="utf-8", errors="replace")
         if done.returncode:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), "no reason given")
             raise CannotBuild(f"{compiler} failed ({reason})")
-        return part.replace(folder / f"lenet5-{key}-{_digest(part)}.so")
+        return part.replace(folder / f"{key}-{_digest(part)}.so")

@@ -87,7 +87,9 @@ def slope(clients: Clients, w: Tensor, t: int, lam: float, statistics: Tensor) -
 def loss(clients: Clients, w: Tensor, t: int, lam: float, statistics: Tensor) -> float:
     """f = Σ ρ_n f_n alone; exact, a forward pass over all training samples."""
     tensors, total, seen = clients.layout.views(w) | clients.buffers(statistics.clone()), 0.0, 0
-    logits_of = partial(clients.kernel.logits, w) if clients.kernel else _training_mode(clients.net, tensors)
+    logits_of = _training_mode(clients.net, tensors)
+    if clients.kernel:
+        logits_of = partial(clients.kernel.logits, w, training=True)
     for n in range(clients.exp.clients):
         with global_stream(clients.device, clients.exp.seed, "theory", t, n):
             for x, y in clients.batches(n, t, "theory"):

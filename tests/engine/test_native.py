@@ -220,7 +220,7 @@ def test_on_arm64_its_gradient_is_pytorchs_too(tmp_path):
     net, layout = network(0.5)
     u, kept, x, y = masked(layout, 0.9, samples=21)
     (tmp_path / "main.cpp").write_text(ON_ARM, "utf-8")
-    sizes = dict(CHANNELS=1, SIZE=28, C1=3, C2=8, H1=60, H2=42, CLASSES=10, SOURCE=f'"{native.SOURCE}"')
+    sizes = dict(CHANNELS=1, SIZE=28, C1=3, C2=8, H1=60, H2=42, CLASSES=10, SOURCE=f'"{native.FOLDER}/lenet5.cpp"')
     command = ["aarch64-linux-gnu-g++", "-static", "-std=c++17", "-O3", "-w", *(f"-D{k}={v}" for k, v in sizes.items())]
     subprocess.run([*command, "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
     given = b"".join(t.numpy().tobytes() for t in (u, kept, x, y))
@@ -261,7 +261,7 @@ def test_it_is_compiled_once_and_again_if_the_file_is_not_what_was_compiled(empt
     (path,), made = (empty_cache / "feddip" / "native").iterdir(), []
     whole = path.read_bytes()
 
-    def compiled(folder, key, command):
+    def compiled(folder, key, command, source):
         assert not path.exists() and not path.is_symlink()
         made.append(path.write_bytes(whole))
         return path
@@ -315,7 +315,9 @@ def test_it_takes_lenet5_itself_only(change):
         kernel(net)
 
 
-@pytest.mark.parametrize("model, device, reason", [("alexnet", "cpu", "only lenet5"), ("lenet5", "meta", "on a CPU")])
+@pytest.mark.parametrize(
+    "model, device, reason", [("resnet18", "cpu", "only lenet5 and alexnet"), ("lenet5", "meta", "on a CPU")]
+)
 def test_other_networks_and_devices_have_none(model, device, reason):
     net = models.build(model, 10, 0.1)
     with pytest.raises(native.Unavailable, match=reason):

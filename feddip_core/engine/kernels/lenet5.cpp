@@ -8,33 +8,9 @@
 //
 // Shapes come as macros: CHANNELS, SIZE (of a square image), C1, C2 (channels), H1, H2 (hidden units), CLASSES.
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-
-#if defined __AVX512F__
-constexpr int LANES = 16, BLOCK = 4;
-#elif defined __AVX2__
-constexpr int LANES = 8, BLOCK = 2;
-#else  // NEON and SSE2 among others
-constexpr int LANES = 4, BLOCK = 4;
-#endif
-constexpr int GROUP = 8;  // independent sums, so that no addition waits for the one before
-#define EACH(j, n) _Pragma("GCC unroll 32") for (int j = 0; j < n; j++)
-
-typedef float V __attribute__((vector_size(4 * LANES)));
-typedef int32_t I __attribute__((vector_size(4 * LANES)));
-typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
+#include "common.hpp"
 
 constexpr int P0 = SIZE + 4, S1 = SIZE / 2, S2 = S1 - 4, S3 = S2 / 2, FEATURES = C2 * S3 * S3;
-
-struct Tap { int at; float w; };  // a weight that is not zero or whose gradient is needed, and its place
-
-static float sum(V v) {
-    float s = 0;
-    for (int l = 0; l < LANES; l++) s += v[l];
-    return s;
-}
 
 constexpr int share(int n, int most, int step = 1) {  // how many of n to compute at once: a divisor of n
     int best = step;
@@ -295,11 +271,6 @@ struct Linear {
 };
 
 template <int N>
-static void relu(V *v) {
-    for (int i = 0; i < N; i++) v[i] = v[i] < 0 ? V{} : v[i];
-}
-
-template <int N>
 static void relu_gradient(V *d, const V *out) {
     for (int i = 0; i < N; i++) d[i] = out[i] > 0 ? d[i] : V{};
 }
@@ -348,20 +319,6 @@ static void forward(Tile &tile, const Layers &layers, const float *u, const floa
     layers.fc3.forward(tile.a4, u + Sizes::w5, u + Sizes::b5, tile.logits);
 }
 
-// The summed cross-entropy of the tile; d5 = (softmax − one-hot) · scale, and 0 for lanes without a sample.
-static double loss_and_gradient(Tile &tile, const int64_t *y, int samples, float scale) {
-    double loss = 0;
-    for (int l = 0; l < LANES; l++) {
-        float top = tile.logits[0][l], total = 0, p[CLASSES];
-        for (int k = 1; k < CLASSES; k++) top = std::fmax(top, tile.logits[k][l]);
-        for (int k = 0; k < CLASSES; k++) total += p[k] = std::exp(tile.logits[k][l] - top);
-        const bool real = l < samples;
-        for (int k = 0; k < CLASSES; k++) tile.d5[k][l] = real ? (p[k] / total - (k == y[l])) * scale : 0;
-        if (real) loss += std::log(total) + top - tile.logits[y[l]][l];
-    }
-    return loss;
-}
-
 static void backward(Tile &tile, Layers &layers, const float *u, float *g) {
     layers.fc3.gradient(tile.a4, tile.d5, g + Sizes::w5, g + Sizes::b5, tile.x);
     layers.fc3.input_gradient(tile.d5, u + Sizes::w5, tile.d4);
@@ -399,7 +356,7 @@ float gradient(Workspace *workspace, const float *u, const float *mask, const fl
     layers.read(u, mask);
     for (int s = 0; s < samples; s += LANES) {
         forward(tile, layers, u, x + s * CHANNELS * SIZE * SIZE, samples - s);
-        loss += loss_and_gradient(tile, y + s, samples - s, 1.0f / samples);
+        loss += cross_entropy<CLASSES, 1>(tile.logits, tile.d5, y + s, samples - s, 1.0f / samples);
         backward(tile, layers, u, g);
     }
     layers.conv1.write(g + Sizes::w1, g + Sizes::b1);
