@@ -27,25 +27,50 @@ static inline void blocks(int tiles, F f, int from = 0) {
     if constexpr (MOST > 1) if (from < tiles) blocks<MOST / 2>(tiles, f, from);
 }
 
-// In every run of 2h lanes: the first h are the two halves of a, added; the others those of b.
-static INLINE inline V halves(V a, V b, int h) {
-    I low, high;
-    for (int l = 0; l < LANES; l++) low[l] = l & h ? LANES + l - h : l, high[l] = l & h ? LANES + l : l + h;
+// Every run of 2h lanes becomes the first halves of a's and b's run, or the second ones.
+static INLINE inline V halves(V a, V b, int h, bool second) {
+    I from;
+    for (int l = 0; l < LANES; l++) from[l] = (l & h ? LANES + l - h : l) + (second ? h : 0);
 #ifdef __clang__
-    V sums;
-    for (int l = 0; l < LANES; l++) sums[l] = l & h ? b[l - h] + b[l] : a[l] + a[l + h];
-    return sums;
+    V both;
+    for (int l = 0; l < LANES; l++) both[l] = l & h ? b[from[l] - LANES] : a[from[l]];
+    return both;
 #else
-    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+    return __builtin_shuffle(a, b, from);
 #endif
+}
+
+template <int HALF>
+static INLINE inline void add_halves(V *v) {
+    EACH(j, HALF) v[j] = halves(v[j], v[j + HALF], HALF, false) + halves(v[j], v[j + HALF], HALF, true);
+    if constexpr (HALF > 1) add_halves<HALF / 2>(v);
 }
 
 // The sums over the lanes of LANES vectors, as one vector.
 static INLINE inline V sums_of(V *v) {
-    if constexpr (LANES > 8) EACH(j, 8) v[j] = halves(v[j], v[j + 8], 8);
-    if constexpr (LANES > 4) EACH(j, 4) v[j] = halves(v[j], v[j + 4], 4);
-    EACH(j, 2) v[j] = halves(v[j], v[j + 2], 2);
-    return halves(v[0], v[1], 1);
+    add_halves<LANES / 2>(v);
+    return v[0];
+}
+
+template <int HALF = LANES / 2>
+static INLINE inline void transpose(V *v) {
+    EACH(j, LANES) if (!(j & HALF)) {
+        const V a = v[j], b = v[j + HALF];
+        v[j] = halves(a, b, HALF, false), v[j + HALF] = halves(a, b, HALF, true);
+    }
+    if constexpr (HALF > 1) transpose<HALF / 2>(v);
+}
+
+// put(k, the k-th number of all samples, side by side) for k < n; a sample's numbers are contiguous, `step` apart.
+template <class F>
+static INLINE inline void each_number(const float *from, int step, int samples, int n, F put) {
+    for (int k = 0; k < n; k += LANES) {
+        const int here = n - k < LANES ? n - k : LANES;
+        V v[LANES] = {};
+        for (int l = 0; l < LANES && l < samples; l++) std::memcpy(&v[l], from + l * step + k, here * sizeof(float));
+        transpose(v);
+        for (int j = 0; j < here; j++) put(k + j, v[j]);
+    }
 }
 
 // to[k] += the sum over the lanes of v[k]; v has room for a multiple of LANES
@@ -135,7 +160,7 @@ struct Conv {
 
     // out[c][y][x] = b[c] + Σ w[c][i][ky][kx] · in[i][y+ky][x+kx]
     template <class T>
-    static __attribute__((noinline)) void apply(const T &taps, int outputs, const V *in, const float *b, V *out, bool relu) {
+    static void apply(const T &taps, int outputs, const V *in, const float *b, V *out, bool relu) {
         for (int c = 0; c < outputs; c++)
             for (int y = 0; y < N; y += R)
                 for (int x = 0; x < N; x += X) {
@@ -228,38 +253,45 @@ struct Linear {
     void read(const float *w, const float *wanted) {
         const float *also = wanted ? wanted : w;
         int all = 0, n = 0;
-        for (int k = 0; k < O * K; k++) all += (w[k] != 0) | (also[k] != 0);
+        for (int k = 0; k < O * K; k++) all += any(w + k, also + k);
         sparse = all <= MOST, sparse_gradient = sparse && wanted;
         if (!sparse) return;
         std::memset(backs, 0, sizeof backs);
         for (int o = 0; o < O; o++) {
             tap[o] = n;
             for (int k = 0; k < K; k++) {
-                const float value = w[o * K + k];
-                const bool taken = (value != 0) | (also[o * K + k] != 0);
-                taps[n] = {k, value};
-                n += taken, backs[k + 2] += taken;
+                taps[n] = {k, w[o * K + k]};
+                n += any(w + o * K + k, also + o * K + k);
             }
         }
         tap[O] = n;
+        for (int t = 0; t < n; t++) backs[taps[t].at + 2]++;
         for (int k = 1; k <= K; k++) backs[k + 1] += backs[k];
-        for (int o = 0; o < O; o++) for (int t = tap[o]; t < tap[o + 1]; t++) back[backs[taps[t].at + 1]++] = {o, taps[t].w};
+        for (int o = 0; o < O; o++)
+            for (int t = tap[o]; t < tap[o + 1]; t++) back[backs[taps[t].at + 1]++] = {o, taps[t].w};
+    }
+
+    // Whether one of two is not zero; a zero may have a sign.
+    static bool any(const float *one, const float *other) {
+        uint32_t bits[2];
+        std::memcpy(bits, one, 4), std::memcpy(bits + 1, other, 4);
+        return (bits[0] | bits[1]) << 1;
     }
 
     // out[o] = b[o] + Σ w[o][k] · in[k]
     void forward(const V *in, const float *w, const float *b, V *out, int tiles) const {
-        blocks<ROOM / 2>(tiles, [&](auto most, int from) {
-            if (sparse) gather<most, O>(taps, tap, in + from, b, out + from);
-        });
-        if (!sparse) blocks<B>(tiles, [&](auto most, int from) { dense<most, O, K, K, 1>(in + from, w, b, out + from); });
+        if (sparse)
+            blocks<ROOM / 2>(tiles, [&](auto n, int t) { gather<n, O>(taps, tap, in + t, b, out + t); });
+        else
+            blocks<B>(tiles, [&](auto n, int t) { dense<n, O, K, K, 1>(in + t, w, b, out + t); });
     }
 
     // din[k] = Σ d[o] · w[o][k]
     void input_gradient(const V *d, const float *w, V *din, int tiles) const {
-        blocks<ROOM / 2>(tiles, [&](auto most, int from) {
-            if (sparse) gather<most, K>(back, backs, d + from, nullptr, din + from);
-        });
-        if (!sparse) blocks<B>(tiles, [&](auto most, int at) { dense<most, K, O, 1, K>(d + at, w, nullptr, din + at); });
+        if (sparse)
+            blocks<ROOM / 2>(tiles, [&](auto n, int t) { gather<n, K>(back, backs, d + t, nullptr, din + t); });
+        else
+            blocks<B>(tiles, [&](auto n, int t) { dense<n, K, O, 1, K>(d + t, w, nullptr, din + t); });
     }
 
     template <int T, int TO>
@@ -400,9 +432,8 @@ struct Workspace {
 
 // What a dropout keeps, times 2; without one, everything.
 static void drop(V *v, int units, const float *kept, int samples) {
-    if (kept)
-        for (int s = 0; s < samples; s++)
-            for (int k = 0; k < units; k++) v[k * TILES + s / LANES][s % LANES] *= kept[s * units + k];
+    for (int s = 0, t = 0; kept && s < samples; s += LANES, t++)
+        each_number(kept + s * units, units, samples - s, units, [&](int k, V times) { v[k * TILES + t] *= times; });
 }
 
 static void forward(Workspace &space, const float *u, const float *x, const float *kept5, const float *kept6,
@@ -411,13 +442,10 @@ static void forward(Workspace &space, const float *u, const float *x, const floa
     const int tiles = (samples + LANES - 1) / LANES;
     for (int t = 0; t < tiles; t++, x += LANES * CHANNELS * SIZE * SIZE) {
         Tile &tile = space.tiles[t];
-        for (int i = 0; i < CHANNELS; i++)
-            for (int y = 0; y < SIZE; y++)
-                for (int z = 0; z < SIZE; z++) {
-                    V &to = tile.image[(i * W1 + y + 1) * W1 + z + 1];
-                    for (int l = 0; l < LANES; l++)
-                        to[l] = t * LANES + l < samples ? x[((l * CHANNELS + i) * SIZE + y) * SIZE + z] : 0;
-                }
+        for (int row = 0; row < CHANNELS * SIZE; row++) {
+            V *to = tile.image + (row / SIZE * W1 + row % SIZE + 1) * W1 + 1;
+            each_number(x + row * SIZE, CHANNELS * SIZE * SIZE, samples - t * LANES, SIZE, [&](int k, V v) { to[k] = v; });
+        }
         layers.conv1.forward(tile.image, u + Sizes::b1, tile.z1, false);
         pool<C1, 16>(tile.z1, tile.a1, tile.where1);
         layers.conv2.forward(tile.a1, u + Sizes::b2, tile.z2, false);
@@ -501,7 +529,8 @@ void logits(Workspace *workspace, const float *u, const float *x, float *out, co
         forward(space, u, x + s * CHANNELS * SIZE * SIZE, kept5 ? kept5 + s * FEATURES : nullptr,
                 kept6 ? kept6 + s * H : nullptr, here);
         for (int l = 0; l < here; l++)
-            for (int k = 0; k < CLASSES; k++) out[(s + l) * CLASSES + k] = space.logits[k * TILES + l / LANES][l % LANES];
+            for (int k = 0, t = l / LANES; k < CLASSES; k++)
+                out[(s + l) * CLASSES + k] = space.logits[k * TILES + t][l % LANES];
     }
 }
 }
