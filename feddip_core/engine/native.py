@@ -146,7 +146,7 @@ def _library(name: str, *sizes: str) -> ctypes.CDLL:
     capability = torch.backends.cpu.get_cpu_capability()
     command = ["-std=c++17", "-O3", "-w", "-shared", "-fPIC", *FLAGS.get(capability, []), *sizes]
     source = FOLDER / f"{name}.cpp"
-    text = source.read_bytes() + (FOLDER / "common.hpp").read_bytes()
+    text = b"".join(path.read_bytes() for path in [source, *sorted(FOLDER.glob("*.hpp"))])
     key = f"{name}-{hashlib.sha256(text + ' '.join(command).encode()).hexdigest()[:16]}"
     try:
         folder = _private(user_cache() / "native")
