@@ -3,7 +3,7 @@
 # make check       lint, types and the fast tests: under two minutes
 # make torture     ten minutes of random kills, damaged files, hostile clients and random experiments; reports what held
 # make lab         JupyterLab, with the page to start from
-# make benchmark   a round against a bare PyTorch loop; workers, start-up, growth, sparsity, a thousand clients on Flower;
+# make benchmark   a round against a bare PyTorch loop; workers, start-up, growth, networks, a thousand clients on Flower;
 #                    results in outputs/benchmarks
 # make benchmark-inference   sparse models against dense ones: PyTorch, ONNX Runtime, C; one thread, four minutes
 # make benchmark-flower   a round against one of Flower's simulation with plain PyTorch clients
@@ -68,7 +68,7 @@ lab: $(INSTALLED)
 
 benchmark: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark.py
-	$(BIN)/python tests/benchmarks/benchmark_sparsity.py
+	$(BIN)/python tests/benchmarks/benchmark_networks.py
 	$(BIN)/python tests/benchmarks/benchmark_many.py
 
 runs: $(INSTALLED)
