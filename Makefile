@@ -8,6 +8,7 @@
 # make benchmark-inference   sparse models against dense ones: PyTorch, ONNX Runtime, C; one thread, four minutes
 # make benchmark-flower   a round against one of Flower's simulation with plain PyTorch clients
 # make benchmark-scale    what the paper's three experiments take: an hour or more, one full-size round of each
+# make gpu-check   does this machine's GPU compute what its CPU does? a few minutes; without CUDA, what can be seen anyway
 # make runs        a batch of runs, all methods on the embedded data unless told otherwise, such as
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
 # make league      the league of methods: its runs, then its table; METHOD=yours:Mine runs your own beside the records
@@ -42,7 +43,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce lint check test torture lab benchmark benchmark-inference benchmark-flower benchmark-scale runs league paper-fashion laptop-cifar site slides notebooks lock clean
+.PHONY: reproduce lint check test torture gpu-check lab benchmark benchmark-inference benchmark-flower benchmark-scale runs league paper-fashion laptop-cifar site slides notebooks lock clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -62,6 +63,9 @@ test: lint
 
 torture: $(INSTALLED)
 	$(QUIET) PYTHONPATH=tests/engine:tests/flower $(BIN)/python tests/torture.py $(OPTIONS)
+
+gpu-check: $(INSTALLED)
+	$(BIN)/python tests/gpu_check.py $(OPTIONS)
 
 lab: $(INSTALLED)
 	$(BIN)/jupyter lab --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb

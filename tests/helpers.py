@@ -43,6 +43,18 @@ def one_round(federation, state):
     return after, measure.row(federation, state, after, done, 0.0)
 
 
+def on_meta(federation, t):
+    """Move everything that training needs to the meta device, and return a state there in round t, with a mask."""
+    meta, clients, state = torch.device("meta"), federation.clients, federation.start()
+    clients.device, clients.net = meta, clients.net.to(meta)
+    clients.data, clients.parts = clients.data.to(meta), [p.to(meta) for p in clients.parts]
+    clients.norms = clients.norms.to(meta)
+    clients.counters = {k: v.to(meta) for k, v in clients.counters.items()}
+    m = {k: torch.ones(s, dtype=torch.bool, device=meta) for k, s in clients.layout.prunable_shapes.items()}
+    own = {n: {k: v.to(meta) for k, v in kept.items()} for n, kept in state.own.items()}
+    return state.replace(t=t, w=state.w.to(meta), statistics=state.statistics.to(meta), m=m, own=own)
+
+
 def trained(federation, state, n):
     """The weights that client n uploads."""
     return federation.train_client(state, n).values["w"]

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from helpers import on_meta
 
 from feddip_core import client, models
 from feddip_core.engine.assembly import assemble
@@ -95,15 +96,7 @@ def test_local_training_mixes_no_devices_and_never_waits(tiny, mini, settings):
     normal = dict(crop_padding="zeros", mean=torch.zeros(1, 1, 1), std=torch.ones(1, 1, 1))
     dataset = dataclasses.replace(mini, **normal)
     federation = assemble(exp, dataset)
-    state = federation.start()
-    meta, clients = torch.device("meta"), federation.clients
-    clients.device, clients.net = meta, clients.net.to(meta)
-    clients.data, clients.parts = dataset.to(meta), [p.to(meta) for p in clients.parts]
-    clients.norms = clients.norms.to(meta)
-    clients.counters = {k: v.to(meta) for k, v in clients.counters.items()}
-    m = {k: torch.ones(s, dtype=torch.bool, device=meta) for k, s in clients.layout.prunable_shapes.items()}
-    own = {n: {k: v.to(meta) for k, v in kept.items()} for n, kept in state.own.items()}
-    state = state.replace(t=5, w=state.w.to(meta), statistics=state.statistics.to(meta), m=m, own=own)
+    state = on_meta(federation, t=5)
     assert federation.method.terms(5, state.w)
     (upload,) = federation.train(state, [0])
     values = upload.values
