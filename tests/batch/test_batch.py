@@ -2,6 +2,7 @@ import io
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -271,3 +272,14 @@ def test_a_module_in_the_working_folder_is_found_by_the_kernel(tmp_path, monkeyp
 def test_a_plan_of_prunefl_does_not_search_its_first_mask(monkeypatch):
     monkeypatch.setattr(PruneFL, "find_mask", lambda *_, **__: pytest.fail("it was searched"))
     assert estimate._measured(experiment("prunefl"), "", steps=1) > 0
+
+
+def test_the_commands_for_a_gpu_are_understood():
+    """Those of the first notebook: the paper's CIFAR columns, each run once, on CUDA."""
+    page = (TESTS.parent / "notebooks" / "00_start_here.ipynb").read_text("utf-8")
+    lines = re.findall(r"python -m feddip_core\.batch (.*?)\\n", page)
+    assert [re.search(r"--dataset (\w+)", line)[1] for line in lines] == ["cifar10", "cifar100"]
+    for line in lines:
+        exps = command.chosen(command.parser().parse_args(line.split()))
+        assert len(exps) == 12 and {exp.device for exp in exps} == {"cuda"}
+        assert not any(exp.differences_from_paper().keys() - {"sparsity_target"} for exp in exps)
