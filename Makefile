@@ -13,7 +13,7 @@
 #                    make runs PRESET=paper DATASET=fashion_mnist METHODS="fedavg feddip" SEEDS="0 1 2" JOBS=2
 # make league      the league of methods: its runs, then its table; METHOD=yours:Mine runs your own beside the records
 # make paper-fashion   every table and figure of the paper on Fashion-MNIST, and README's, from the records in outputs/runs
-# make laptop-cifar    the same for the runs of reduced size on CIFAR-10 and CIFAR-100
+# make narrow-cifar    the same for CIFAR-10 and CIFAR-100 with narrow networks
 # make site        the executed notebooks as a static site in outputs/site that opens from disk
 # make slides      slides of notebooks 01 to 06, in outputs/slides; they open from disk (npm fetches reveal.js once)
 # make notebooks   run the notebooks in place, to renew the outputs they carry
@@ -43,7 +43,7 @@ RULES ?= paper
 JOBS ?= 2
 OPTIONS ?=
 
-.PHONY: reproduce lint check test torture gpu-check lab benchmark benchmark-inference benchmark-flower benchmark-scale runs league paper-fashion laptop-cifar site slides notebooks lock clean
+.PHONY: reproduce lint check test torture gpu-check lab benchmark benchmark-inference benchmark-flower benchmark-scale runs league paper-fashion narrow-cifar site slides notebooks lock clean
 .DELETE_ON_ERROR:
 
 reproduce: $(INSTALLED)
@@ -100,8 +100,9 @@ paper-fashion: $(INSTALLED)
 	$(BIN)/python -m feddip_core.reproduce --preset paper --dataset fashion_mnist --jobs 2
 	$(MAKE) notebooks NOTEBOOKS='$(patsubst %,notebooks/%.ipynb,$(OF_RECORDS))'
 
-laptop-cifar: $(INSTALLED)
-	$(BIN)/python -m feddip_core.reproduce --preset laptop --dataset cifar10 cifar100 --jobs 2
+narrow-cifar: $(INSTALLED)
+	$(BIN)/python -m feddip_core.reproduce --preset narrow --dataset cifar10 cifar100 --jobs 2
+	$(MAKE) notebooks NOTEBOOKS=notebooks/10_reproduction.ipynb
 
 site: $(INSTALLED)
 	$(BIN)/python -m feddip_core.lab.gallery

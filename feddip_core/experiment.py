@@ -243,7 +243,7 @@ class Experiment:
     def preset(
         cls, name: str, dataset: str | None = None, method: str | type = "feddip", **overrides: Any
     ) -> "Experiment":
-        """`paper`: Table II. `narrow`: CIFAR, an eighth as wide. `laptop`: minutes. `smoke`: embedded data, seconds."""
+        """`paper`: exactly Table II. `narrow`: CIFAR, an eighth as wide. `smoke`: embedded data in seconds."""
         settings, chosen = preset(name, dataset), _chosen(method, overrides.get("rules"))
         known = settings_of(**chosen)
         if name == "smoke":

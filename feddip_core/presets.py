@@ -1,4 +1,4 @@
-"""Table II of the paper, and smaller scales. A method takes only the settings it has."""
+"""Table II of the paper, and two smaller scales. A method takes only the settings it has."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from .settings import choice
 
 CLASSES = {"fashion_mnist": 10, "fashion_mini": 10, "cifar10": 10, "cifar100": 100}
 MODEL_OF = {"fashion_mnist": "lenet5", "fashion_mini": "lenet5", "cifar10": "alexnet", "cifar100": "resnet18"}
-PRESETS = ("paper", "narrow", "laptop", "smoke")
+PRESETS = ("paper", "narrow", "smoke")
 
 # Table II, one row per data set; Section VI-B gives s_p.
 TABLE_II: dict[str, dict[str, Any]] = {
@@ -21,8 +21,6 @@ SELDOM: dict[str, Any] = dict(evaluate_every=10)  # for large networks, whose te
 Scale = dict[str, dict[str, Any]]
 FULL: Scale = {"fashion_mnist": {}, "cifar10": SELDOM, "cifar100": SELDOM}
 NARROW: Scale = {"cifar10": SELDOM | dict(width=0.125), "cifar100": SELDOM | dict(width=0.125, rounds=200)}
-LAPTOP: Scale = {"fashion_mnist": dict(rounds=80), "cifar10": dict(rounds=160, width=0.125)}
-LAPTOP["cifar100"] = dict(rounds=40, width=0.125, local_epochs=2)
 SMOKE: dict[str, Any] = dict(
     clients=10, clients_per_round=3, rounds=16, lambda_steps=4, local_epochs=2, batch_size=32, learning_rate=0.2,
     reconfigure_every=2,
@@ -34,7 +32,7 @@ def preset(name: str, dataset: str | None) -> dict[str, Any]:
     choice(None, PRESETS, "").checked("preset", name)
     if name == "smoke":
         return dict(dataset="fashion_mini" if dataset is None else dataset) | PAPER | SMOKE
-    changes = {"paper": FULL, "narrow": NARROW, "laptop": LAPTOP}[name]
+    changes = FULL if name == "paper" else NARROW
     dataset = next(iter(changes)) if dataset is None else dataset
     if not (isinstance(dataset, str) and dataset in changes):
         raise ValueError(f"dataset: {dataset!r} is not allowed; the {name} preset has {', '.join(changes)}")

@@ -197,7 +197,7 @@ def execute(name, given):
 @pytest.mark.parametrize("there", [0, 1], ids=["no records", "one record"])
 @pytest.mark.parametrize("name", ["accuracy", "communication", "non_iid", "layer_sparsity", "extreme_sparsity"])
 def test_a_result_says_which_records_are_missing(name, there, tmp_path, monkeypatch, capsys):
-    find, dataset, preset = results.find, "cifar10", "laptop"
+    find, dataset, preset = results.find, "cifar10", "narrow"
 
     def found(wanted, folder):
         (label, exps), (empty, states) = next(iter(wanted.items())), find(wanted, folder)
@@ -226,8 +226,8 @@ def test_the_page_of_all_results_goes_on_without_a_record(tmp_path, capsys):
 
 # nbval runs every notebook with its default parameters, those of results on the records at the paper's scale. Papermill
 # runs two of them once more, and in this process, which saves a kernel's start, the rest of those that have another way
-# through: the records of reduced size, and no deployment.
-REDUCED = dict(preset="laptop", dataset="cifar10")
+# through: the records of narrow networks, and no deployment.
+REDUCED = dict(preset="narrow", dataset="cifar10")
 OTHER_WAYS = dict.fromkeys(("communication", "non_iid", "layer_sparsity", "extreme_sparsity"), REDUCED) | {
     "flower": dict(rounds=2, deploy=False)
 }

@@ -71,7 +71,8 @@ def numbers(table: pd.DataFrame) -> pd.DataFrame:
         own = against(table, side)
         here = pd.Series([not side or method in RELEASED for _, method in table.index], index=table.index)
         rows[f"{rules} − paper"], rows[n] = own.apply(range_of, axis=1).where(here, ""), own["n"].where(here, "")
-    return rows.assign(status=statuses(table)).rename(index=label, level=1)
+    rows = rows.assign(status=statuses(table)).rename(index=label, level=1)
+    return rows.rename_axis(columns=table.attrs.get("reduced"))
 
 
 def by_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -129,7 +130,8 @@ def pair_verdicts(table: pd.DataFrame, name: str) -> pd.DataFrame:
             f"n, {rules}": found["n"],
             f"verdict, {rules}": found["verdict"],
         }
-    return pd.DataFrame(columns).rename(index=label).rename_axis(["higher in the paper", "lower"])
+    rows = pd.DataFrame(columns).rename(index=label).rename_axis(["higher in the paper", "lower"])
+    return rows.rename_axis(columns=table.attrs.get("reduced"))
 
 
 def reversed_pairs(table: pd.DataFrame) -> list[str]:

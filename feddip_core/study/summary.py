@@ -24,7 +24,6 @@ from .tables import (
     of_tables,
     over_seeds,
     same_seeds,
-    shown,
     worth,
 )
 from .verdicts import range_of
@@ -34,14 +33,13 @@ from .wanted import (
     PAPER_DATA,
     RELEASED,
     RESULTS,
-    SEEDS,
     TABLE_III,
     TABLE_V,
     VERSION_OF,
     Wanted,
     as_released,
     of_paper,
-    scale,
+    reduced,
     wanted,
 )
 
@@ -78,7 +76,9 @@ def compared(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "
         sides.append(_of_seeds(last, folder, "last five") - _of_seeds(first, folder, "last five"))
     drop = PAPER["extreme_sparsity"]["largest_accuracy_drop_points"][PAPER_DATA.get(dataset, dataset)]
     rows["Figure 6", "feddip"] = {"paper": -drop, "paper_std": None, **_summary(*sides)}
-    return pd.DataFrame(rows).T.astype(float)
+    table = pd.DataFrame(rows).T.astype(float)
+    table.attrs["reduced"] = reduced(wanted("accuracy", preset, dataset)) or None  # what is made of it says so too
+    return table
 
 
 def _of_seeds(experiments: list[Experiment], folder: str | Path, statistic: str) -> pd.Series:
@@ -129,7 +129,7 @@ def whole_cost(wanted: Wanted, rounds: pd.DataFrame) -> pd.DataFrame:
     """Megabytes that a whole run sends, both ways, by the exact count, and their share of FedAvg's."""
     sent = (rounds[BITS].sum(axis=1) / 8e6).groupby([rounds["label"], rounds["seed"]], sort=False).sum()
     table = over_seeds(sent, wanted)[["mean", "n"]].rename(columns={"mean": "MB"})
-    return table.assign(share=table["MB"] / table.loc["fedavg", "MB"])
+    return table.assign(share=table["MB"] / table.loc["fedavg", "MB"]).rename_axis(columns=reduced(wanted) or None)
 
 
 def stops(rounds: pd.DataFrame, budget: float) -> pd.DataFrame:
@@ -194,41 +194,6 @@ def thirty_rounds(folder: str | Path) -> pd.DataFrame:
             cells = {"test accuracy": f"{last['test_accuracy']:.3f}", "sparsity": f"{last['sparsity']:.3f}"}
             rows[split, label(method)] = cells | {"MB sent, both ways": f"{sent:.1f}", "record": last["run_id"]}
     return pd.DataFrame(rows).T.rename_axis(["split", "method"]) if rows else pd.DataFrame()
-
-
-def both_splits(folder: str | Path, dataset: str, preset: str = "laptop") -> pd.DataFrame:
-    """Tables III's and V's methods on both partitions: mean, std and n of each table's statistic, and final zeros."""
-    rows = {}
-    for method in dict.fromkeys(TABLE_III + TABLE_V):
-        for split, statistic in (("iid", "last five"), ("pathological", "highest five")):
-            own = [Experiment.preset(preset, dataset, method, partition=split, seed=s) for s in SEEDS[preset]]
-            rounds, _ = find({method: own}, folder)
-            zeros = final_zeros(rounds).mean() / layout(own[0]).prunable_size
-            runs = of_runs(rounds)
-            rows[method, split] = over_seeds(runs[statistic], [method]).loc[method].to_dict() | {
-                "last": runs["last five"].mean(),
-                "sparsity": zeros,
-            }
-    return pd.DataFrame(rows).T.astype(float)
-
-
-def splits_shown(folder: str | Path, dataset: str, preset: str = "laptop") -> str:
-    """The runs of reduced size, as Markdown that says so. The paper's values are at full size."""
-    lines = [
-        f"*{scale(wanted('accuracy', preset, dataset))}*\n",
-        "| method | IID | n | pathological | last five | n | sparsity | paper, full size: IID | pathological |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    full = [of_paper(table, dataset) for table in ("accuracy_iid", "accuracy_non_iid")]
-    table = both_splits(folder, dataset, preset)
-    for method in table.index.unique(0):
-        iid, non_iid = table.loc[(method, "iid")], table.loc[(method, "pathological")]
-        sparsity = non_iid["sparsity"] if pd.isna(iid["sparsity"]) else iid["sparsity"]
-        cells = [label(method), shown(iid["mean"], iid["std"]), f"{iid['n']:.0f}"]
-        cells += [shown(non_iid["mean"], non_iid["std"]), shown(non_iid["last"]), f"{non_iid['n']:.0f}"]
-        cells += [shown(sparsity), *(shown(*paper.get(method, [float("nan")])) for paper in full)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def effort(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "paper") -> str:

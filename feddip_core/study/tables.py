@@ -171,8 +171,8 @@ def zeros_before(own: pd.DataFrame) -> pd.Series:
 
 
 def beside_paper(wanted: Wanted, runs: pd.DataFrame, paper: Mapping) -> pd.DataFrame:
-    """One row per label: ours by each column of `runs` as mean ± std, n, and the paper's value."""
-    table = pd.DataFrame(index=list(wanted))
+    """One row per label: ours by each column of `runs` as mean ± std, n, the paper's value, how runs are reduced."""
+    table = pd.DataFrame(index=list(wanted)).rename_axis(columns=reduced(wanted) or None)
     for column in runs:
         ours = over_seeds(runs[column], wanted)
         table[column] = [shown(mean, std) for mean, std in zip(ours["mean"], ours["std"], strict=True)]

@@ -57,6 +57,7 @@ def sentence(a: str, b: str, row: pd.Series, what: str = "points") -> str:
     }[row["verdict"]]
 
 
-def bullets(lines: Iterable[str]) -> str:
-    """A list in Markdown; an empty one says so."""
-    return "\n".join(f"- {line}" for line in lines) or "- None."
+def bullets(lines: Iterable[str], note: str = "") -> str:
+    """A list in Markdown, under a note if there is one; an empty list says so."""
+    listed = "\n".join(f"- {line}" for line in lines) or "- None."
+    return f"*{note}*\n\n{listed}" if note else listed

@@ -42,7 +42,7 @@ def test_what_fits_passes(given):
     ("target = '0.9'", "target: '0.9' is not allowed; it must be a number"),
     ("deploy = 'true'", "deploy: 'true' is not allowed; it must be true or false"),
     ("settings = '{rounds: 4}'", "settings: '{rounds: 4}' is not allowed; it must be names with values, as in"),
-    ("preset = 'huge'", "preset: 'huge' is not allowed; it must be one of paper, narrow, laptop, smoke"),
+    ("preset = 'huge'", "preset: 'huge' is not allowed; it must be one of paper, narrow, smoke"),
     ("runs = 'nowhere'", "runs: 'nowhere' is not allowed; there is no record below /"),
     ("rounds = 15", "rounds: 15 is not allowed; it must be a multiple of R = 2 to end exactly at the target"),
 ])  # fmt: skip

@@ -43,13 +43,13 @@ def test_every_notebook_is_run_also_after_one_that_fails(asked, capsys):
 
 
 def test_the_results_come_from_the_records(asked):
-    assert command.main(["--preset", "laptop", "--dataset", "cifar10", "cifar100"]) == 0
+    assert command.main(["--preset", "narrow", "--dataset", "cifar10", "cifar100"]) == 0
     *calls, last = asked
     assert last == "README" and len(calls) == 10
     assert parameters(calls[5]) == dict(
-        preset="laptop", dataset="cifar100", runs="../outputs/runs", out="../outputs"
+        preset="narrow", dataset="cifar100", runs="../outputs/runs", out="../outputs"
     )  # fmt: skip
-    assert Path(calls[5][-1]).name == "11_accuracy-cifar100-laptop.ipynb"
+    assert Path(calls[5][-1]).name == "11_accuracy-cifar100-narrow.ipynb"
     asked.clear()
     assert command.main(["--preset", "paper", "--dataset", "fashion_mnist", "--notebooks", "20_convergence"]) == 0
     assert [Path(words[-2]).stem for words in asked[:-1]] == ["20_convergence"]

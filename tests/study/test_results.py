@@ -14,7 +14,7 @@ import pytest
 
 from feddip_core import Experiment, run
 from feddip_core.engine.records import OWN_RECORDS, folder_of
-from feddip_core.study import figures, results, summary, tables
+from feddip_core.study import figures, results, summary
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -176,38 +176,22 @@ def test_no_records_give_empty_tables(tmp_path):
 
 @pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
 def test_runs_of_reduced_size_are_called_so(dataset, tmp_path):
-    wanted = results.wanted("accuracy", "laptop", dataset)
+    wanted = results.wanted("accuracy", "narrow", dataset)
     note = {
-        "cifar10": "reduced: width = 0.125 instead of 1, T = 160 instead of 1000",
-        "cifar100": "reduced: width = 0.125 instead of 1, T = 40 instead of 1000, E = 2 instead of 5",
+        "cifar10": "reduced: width = 0.125 instead of 1",
+        "cifar100": "reduced: width = 0.125 instead of 1, T = 200 instead of 1000",
     }[dataset]
-    assert results.reduced(wanted) == note and results.scale(wanted).endswith(f"; {note}.")
+    assert results.reduced(wanted) == note
+    assert results.scale(wanted).endswith(f"; {note}; tested every 10 rounds, and in the last five.")
     rounds, _ = results.find(wanted, tmp_path)
     table = results.beside_paper(wanted, results.of_runs(rounds), results.of_paper("accuracy_iid", dataset))
-    assert table.columns[-1] == "paper, full size"
+    assert table.columns[-1] == "paper, full size" and table.columns.name == note
+    compared = results.compared(tmp_path, dataset, "narrow")
+    for shown in (results.numbers(compared), results.pair_verdicts(compared, "Table III")):
+        assert shown.columns.name == note
     assert results.reduced(results.wanted("accuracy", "paper", dataset)) == ""
     toy = results.wanted("accuracy", "smoke", "fashion_mini")
     assert results.scale(toy).endswith("K = 3; a toy: do not compare it with the paper.")
-
-
-def test_the_table_of_reduced_runs_names_them_so_and_has_both_partitions(tmp_path, monkeypatch):
-    def found(wanted, folder):
-        method, (exp, *_) = next(iter(wanted.items()))
-        if method != "feddip":
-            return find(wanted, folder)
-        accuracy = (0.2, 0.4, 0.3) if exp.partition == "iid" else (0.1, 0.3, 0.2)
-        zeros = str(results.layers(exp)["size"].sum() // 2)
-        return rounds_of(method, accuracy=accuracy, zeros=(zeros,) * 3), None
-
-    find = tables.find
-    monkeypatch.setattr(summary, "find", found)
-    caption, lines = results.splits_shown(tmp_path, "cifar10").split("\n\n")
-    lines = lines.splitlines()
-    assert caption.startswith("*alexnet on cifar10")
-    assert caption.endswith("reduced: width = 0.125 instead of 1, T = 160 instead of 1000.*")
-    assert "paper, full size: IID" in lines[0] and len(lines) == 2 + 9
-    assert lines[2] == "| FedAvg | – | 0 | – | – | 0 | – | 85.07 ± 0.13 | 61.59 ± 0.73 |"
-    assert lines[4] == "| FedDIP | 30.00 | 1 | 20.00 | 20.00 | 1 | 0.50 | 85.14 ± 0.22 | – |"
 
 
 def test_statistics_of_a_run():
@@ -412,58 +396,6 @@ def test_what_the_prose_says_beside_the_verdicts_is_in_the_records():
     assert after < before - 0.1 and "falls after every mask and recovers until the next" in text
     grid = results.searched("fedprox_grid", "paper", "fashion_mnist", OWN_RECORDS, "highest five")["highest five"]
     assert round(grid.max() - grid.min(), 1) == 0.2 and "the five values lie 0.2 points apart" in text
-
-
-@pytest.mark.slow
-def test_what_is_said_of_the_reduced_runs_is_in_the_records():
-    text = told()
-    rounds, ends = {}, {}
-    for dataset in ("cifar10", "cifar100"):
-        wanted = {m: own[:1] for m, own in results.wanted("accuracy", "laptop", dataset).items()}
-        rounds[dataset], _ = results.find(wanted, OWN_RECORDS)
-        ends[dataset] = results.of_runs(rounds[dataset])["last five"].droplevel("seed")
-    low = rounds["cifar10"][rounds["cifar10"]["test_accuracy"] <= 0.2].groupby("label")["round"].max()
-    assert low[["fedavg", "feddip", "feddp", "feddst"]].tolist() == [15, 51, 51, 160]
-    assert (
-        "above 20 % for good after 15 rounds" in text and "They pass 20 % after 51 rounds, when 77 % are gone" in text
-    )
-    at = rounds["cifar10"].set_index(["label", "round"])["sparsity"]
-    assert round(at["feddip", 51], 2) == 0.77 and round(at["prunetrain", 160] * 368_152) == 10
-    gaps = {dataset: own["fedavg"] - own for dataset, own in ends.items()}
-    assert gaps["cifar10"][["feddip", "feddp"]].between(20, 22).all() and 0 < gaps["cifar10"]["prunefl"] < 3
-    assert abs(ends["cifar10"]["snip"] - ends["cifar10"]["feddip"]) < 2 and ends["cifar10"]["feddst"] == 10
-    assert gaps["cifar100"][["feddip", "feddp"]].between(0, 1).all() and 3.5 < gaps["cifar100"]["snip"] < 4
-    dpf = results.find({"dpf": [Experiment.preset("laptop", "cifar10", "dpf")]}, OWN_RECORDS)[0]
-    assert (
-        dpf[dpf["test_accuracy"] <= 0.2]["round"].max() == 15
-        and round(at["feddp", 160] - dpf["sparsity"].iloc[-1], 9) == 0
-    )
-    assert f"ends at {results.of_runs(dpf)['last five'].iloc[0]:.2f} with as many zeros" in text
-    prunefl = rounds["cifar100"][rounds["cifar100"]["label"] == "prunefl"].tail(5)
-    assert prunefl["sparsity"].round(2).tolist() == [0.71] * 4 + [0.8]
-    assert round(100 * prunefl["test_accuracy"].iloc[-1], 2) == 9.03 and "falls to 9.03" in text
-    returned = {dataset: own.groupby("label")["regrown"].sum()["feddip"] for dataset, own in rounds.items()}
-    assert returned == {"cifar10": 4, "cifar100": 0}
-    splits = {dataset: results.both_splits(OWN_RECORDS, dataset) for dataset in ends}
-    non_iid = {dataset: own.xs("pathological", level=1) for dataset, own in splits.items()}
-    plateau = ["fedavg", "feddip", "feddp", "feddst", "prunetrain"]
-    assert (non_iid["cifar10"].loc[plateau, "last"] == 10).all()
-    assert non_iid["cifar10"].loc[["prunefl", "snip"], "last"].between(14, 19).all()
-    assert non_iid["cifar100"]["mean"].dropna().between(2, 2.5).all()
-    again = {d: folder_of(Experiment.preset("laptop", d, partition="pathological"), OWN_RECORDS) for d in ends}
-    again = {d: pd.read_csv(record / "metrics.csv")["regrown"].sum() for d, record in again.items()}
-    assert again == {"cifar10": 9815, "cifar100": 277}
-    assert "9,815 do in AlexNet" in text and "and 277 in ResNet-18" in text
-    far = results.wanted("extreme_sparsity", "laptop", "cifar10")
-    far = results.of_runs(results.find(far, OWN_RECORDS)[0])["last five"].droplevel("seed")
-    assert round(far["0.9"] - far["0.99"], 1) == 6.6  # in 15_extreme_sparsity.ipynb
-    bought = {}
-    for dataset, own in rounds.items():
-        budget = results.budget_mebibits(Experiment.preset("laptop", dataset))
-        bought[dataset] = results.at_budget(own, budget, results.RELEASED_MEBIBITS)["test_accuracy"].droplevel("seed")
-    shown = {dataset: own[["feddip", "fedavg"]].round(1).tolist() for dataset, own in bought.items()}
-    assert shown == {"cifar10": [23.5, 34.0], "cifar100": [16.5, 14.7]}  # in 12_communication.ipynb
-    assert results.layers(Experiment.preset("laptop", "cifar10"))["size"].sum() == 368_152
 
 
 @pytest.mark.slow
