@@ -174,8 +174,10 @@ def one_run(exp, label):
     columns = dict.fromkeys([*results.BITS, *results.RELEASED_MEBIBITS, "sparsity"], 1.0)
     columns["regrown"] = float(getattr(exp, "regrowth", "paper") != "released")
     columns |= dict(label=label, method=exp.method, seed=exp.seed, partition=exp.partition, diverged=None)
-    columns |= {"layer_zeros": " ".join(map(str, zeros)), "test_accuracy": 0.5}
-    return pd.DataFrame({"round": range(1, exp.rounds + 1)}).assign(**columns)
+    columns |= {"layer_zeros": " ".join(map(str, zeros))}
+    made = pd.DataFrame({"round": range(1, exp.rounds + 1)}).assign(**columns)
+    tested = (made["round"] % exp.evaluate_every == 0) | (made["round"] > exp.rounds - 5)
+    return made.assign(test_accuracy=tested.map({True: 0.5, False: float("nan")}))
 
 
 def path_of(name):

@@ -318,7 +318,7 @@ def test_a_budget_stops_a_run_by_either_count(rounds):
     assert stops["round, released count"].tolist() == [2, 2, 2] and stops["round, exact count"].tolist() == [3, 3, 3]
     table = results.at_budget_beside_paper({"feddip": [Experiment.preset("paper")]}, stops, {})
     assert table.loc["feddip", ["released count", "round, released count", "n"]].tolist() == ["75.00 ± 7.07", 2, 2]
-    cost = results.whole_cost({"fedavg": [], "feddip": []}, rounds)
+    cost = results.whole_cost({m: [Experiment.preset("paper", method=m)] for m in ("fedavg", "feddip")}, rounds)
     assert cost["share"].round(3).tolist() == [1.0, 0.833]  # 500 of 600 bits
     assert results.zeros_before(rounds.head(3)).tolist() == [1, 2]
 
