@@ -258,9 +258,10 @@ def test_one_client_that_diverges_ends_no_run(few, tmp_path):
     assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
 
 
-def test_a_round_that_cannot_be_evaluated_is_refused_and_the_last_good_one_stays(few, tmp_path, monkeypatch):
-    """Whatever got past the checks."""
-    exp = few("fedavg", clients=3, clients_per_round=2, rounds=3)
+@pytest.mark.parametrize("settings", [dict(rounds=3), dict(rounds=8, evaluate_every=8)], ids=["always", "seldom"])
+def test_a_round_that_cannot_be_evaluated_is_refused_and_the_last_good_one_stays(few, tmp_path, monkeypatch, settings):
+    """Whatever got past the checks, and whether or not the round is to be tested."""
+    exp = few("fedavg", clients=3, clients_per_round=2, **settings)
     broken = lambda n, message, reply: spoil(reply, loss=math.inf) if message.metadata.group_id == "3" else reply  # noqa: E731
     with monkeypatch.context() as patch:
         patch.setattr(belief, "check_finite", lambda tensors: None)
