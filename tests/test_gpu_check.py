@@ -31,7 +31,7 @@ def test_other_kernels_stay_within_the_tolerances_and_another_computation_does_n
 
     @contextmanager
     def without_onednn(exp):
-        with computing(exp), torch.backends.mkldnn.flags(enabled=not exp.channels_last):
+        with computing(exp), torch.backends.mkldnn.flags(enabled=not exp.channels_last, allow_tf32=None):
             yield
 
     monkeypatch.setattr(gpu_check, "computing", without_onednn)
