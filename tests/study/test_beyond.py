@@ -42,17 +42,17 @@ def choose(monkeypatch, tmp_path):
 
 
 def test_the_best_of_all_candidates_is_reported_once_all_have_a_record(choose):
-    swaps, gradual = "99 %, no decay", "90 %, pruned by round 800, decay 0.999"
-    runs = choose(swaps, gradual, missing=["95 %, swaps"])
+    swaps, gradual = "99%, no decay", "90%, pruned by round 800, decay 0.999"
+    runs = choose(swaps, gradual, missing=["95%, swaps"])
     assert runs["best, 99%"] == beyond.choices()[swaps] and runs["best, 90%"] == beyond.choices()[gradual]
     assert "best, 95%" not in runs
     assert runs["best, 90%, pathological"] == runs["best, 90%"] | dict(partition="pathological")
-    assert list(runs)[0] == "best, 99%"
-    assert "best, 99%" not in choose(swaps, missing=["99 %, twice the step size"])
+    assert next(iter(runs)) == "best, 99%"
+    assert "best, 99%" not in choose(swaps, missing=["99%, twice the step size"])
 
 
 def test_the_best_is_paired_with_fedavg_and_both_feddips_at_its_decay(choose):
-    runs = choose("99 %, decay 0.999", "90 %, pruned by round 600")
+    runs = choose("99%, decay 0.999", "90%, pruned by round 600")
     for name in ("FedDIP, 99%, decay 0.999", "FedDIP, released, 99%, decay 0.999", "FedDIP, 90%, decay 0.9995"):
         assert name in runs
     assert {"FedAvg, decay 0.999", "FedAvg, decay 0.9995"} <= set(runs)
@@ -60,16 +60,16 @@ def test_the_best_is_paired_with_fedavg_and_both_feddips_at_its_decay(choose):
 
 
 def test_each_ingredient_stands_alone(choose):
-    runs = choose("99 %, half of the weights swapped", "90 %, swaps")
+    runs = choose("99%, half of the weights swapped", "90%, swaps")
     alone = {name: own for name, own in runs.items() if "alone" in name}
     assert alone["FedGMP, 99%, swaps alone"] == dict(sparsity_target=0.99, method="feddip_swap", adjust_alpha=0.5)
     assert alone["FedGMP, 99%, LAMP alone"]["mask_score"] == "lamp" and len(alone) == 4
-    without = {name for name in choose("99 %, no swaps") if "alone" in name}
+    without = {name for name in choose("99%, no swaps") if "alone" in name}
     assert len(without) == 3 and "FedGMP, 99%, swaps alone" not in without
 
 
 def test_the_choice_never_makes_a_run_twice(choose):
     for name in beyond.candidates(0.99):
-        made = [choosing.experiment("fashion_mnist", own) for own in choose(name, "90 %, swaps").values()]
-        same = 4 if name == "99 %, Table II's decay" else 0  # FedAvg and FedDIP have it anyway
+        made = [choosing.experiment("fashion_mnist", own) for own in choose(name, "90%, swaps").values()]
+        same = 4 if name == "99%, Table II's decay" else 0  # FedAvg and FedDIP have it anyway
         assert len(made) - len({exp.run_id for exp in made}) <= same and len(made) <= 32
