@@ -68,12 +68,18 @@ def _curve(ax: Axes, table: pd.DataFrame, curve: str) -> str:
         rest, full = _rest(label, curve), row["n"] > 0
         look = dict(color=shade, mfc=shade if full else "white", capsize=2, markersize=5 if rest else 8)
         ax.errorbar(row["MB"], row["accuracy"], yerr=row["std"], fmt=_shape(label), elinewidth=1, zorder=2, **look)
-        few = f"n = {row['n']:.0f}" if 0 < row["n"] < MOST else ""
+        few = _seeds(row["n"]) if 0 < row["n"] < MOST else ""
         if beside := ", ".join(filter(None, [rest, few])):
             ax.annotate(beside, (row["MB"], row["accuracy"]), (8, -3), textcoords="offset points", fontsize=8)
-    said = [f"{_at(label)}{row['accuracy']:.2f} % for {row['MB']:,.0f} MB ({f'n = {row["n"]:.0f}' if row['n'] else 'seed 0'})"
-            for label, row in own.iterrows()]  # fmt: skip
+    said = [
+        f"{_at(label)}{row['accuracy']:.2f} % for {row['MB']:,.0f} MB ({_seeds(row['n'])})"
+        for label, row in own.iterrows()
+    ]
     return f"{name} {', '.join(said)}" if said else ""
+
+
+def _seeds(n: float) -> str:
+    return f"n = {n:.0f}" if n else "seed 0"
 
 
 def _target(label: str) -> str:
