@@ -95,7 +95,7 @@ benchmark-flower: $(INSTALLED)
 
 # First the figures, then the notebooks' outputs: a new record changes both.
 OF_RECORDS := 10_reproduction 11_accuracy 12_communication 13_non_iid 14_layer_sparsity 15_extreme_sparsity \
-  16_paper_vs_code 19_league 20_convergence
+  16_paper_vs_code 18_beyond_the_paper 19_league 20_convergence
 paper-fashion: $(INSTALLED)
 	$(BIN)/python -m feddip_core.reproduce --preset paper --dataset fashion_mnist --jobs 2
 	$(MAKE) notebooks NOTEBOOKS='$(patsubst %,notebooks/%.ipynb,$(OF_RECORDS))'

@@ -59,16 +59,22 @@ def curve_of(label: str) -> str:
 
 
 def _curve(ax: Axes, table: pd.DataFrame, curve: str) -> str:
-    """Draw one curve through the runs as they are, and those with another decay or 16 bits beside it; in words."""
+    """Draw one curve through the settings as they are, and those with another decay or 16 bits beside it; in words."""
     name, shade = CURVES[curve]
     own = table.loc[[curve_of(label) == curve for label in table.index]].sort_values("MB")
     plain = own.loc[[_rest(label, curve) == "" for label in own.index]]
-    ax.plot(plain["MB"], plain["accuracy"], color=shade, linewidth=1.2, zorder=1)
+    # Only points of the same seeds lie on one line. While one setting has seed 0 alone, all show it.
+    told = plain[plain["n"] > 0]
+    ax.plot(told["MB"], told["accuracy"], color=shade, linewidth=1.2, zorder=1)
+    if (table["n"] == 0).any():
+        ax.plot(plain["MB"], plain["seed 0"], ":", marker="", color=shade, linewidth=1.2, zorder=1)
     for label, row in own.iterrows():
-        rest, full = _rest(label, curve), row["n"] > 0
-        look = dict(color=shade, mfc=shade if full else "white", capsize=2, markersize=5 if rest else 8)
-        ax.errorbar(row["MB"], row["accuracy"], yerr=row["std"], fmt=_shape(label), elinewidth=1, zorder=2, **look)
-        few = _seeds(row["n"]) if 0 < row["n"] < MOST else ""
+        rest, few = _rest(label, curve), _seeds(row["n"]) if 0 < row["n"] < MOST else ""
+        look = dict(color=shade, capsize=2, markersize=5 if rest else 8, fmt=_shape(label), elinewidth=1, zorder=2)
+        if row["n"]:
+            ax.errorbar(row["MB"], row["accuracy"], yerr=row["std"], **look)
+        if (table["n"] == 0).any():
+            ax.errorbar(row["MB"], row["seed 0"], mfc="white", **look)
         if beside := ", ".join(filter(None, [rest, few])):
             ax.annotate(beside, (row["MB"], row["accuracy"]), (8, -3), textcoords="offset points", fontsize=8)
     said = [
@@ -106,5 +112,5 @@ def _legend(curves: list[str]) -> list[Line2D]:
 
     lines = [Line2D([], [], color=CURVES[curve][1], label=CURVES[curve][0]) for curve in curves]
     shapes = [mark(shape, "#555555", f"{target} zeros") for target, shape in SHAPES.items()]
-    others = [mark(DENSE, "#555555", "dense"), mark("o", "#555555", "seed 0 only", mfc="white")]
+    others = [mark(DENSE, "#555555", "dense"), mark("o", "#555555", "seed 0", mfc="white")]
     return [*lines, *shapes, *others, mark("x", "#555555", "the paper's accuracy,\nat our bytes")]
