@@ -16,7 +16,7 @@ from .wanted import Wanted, of_paper, wanted
 
 LOOKED_AT = 0  # the seed that was looked at while the methods were made; it stands in where no other has a record
 MET, MISSED, SOME, OPEN = "met", "missed", "not all seeds yet", "not run yet"
-BENCHMARK = records.OWN_RECORDS.parent / "benchmarks" / "sparsity.csv"
+BENCHMARK = records.OWN_RECORDS.parent / "benchmarks" / "networks.csv"
 
 
 def read(folder: str | Path) -> tuple[Wanted, pd.DataFrame, pd.DataFrame]:
@@ -146,13 +146,21 @@ def unhelpful(folder: str | Path) -> list[str]:
 
 
 def time_of_a_client() -> pd.DataFrame:
-    """CPU seconds of a client by its zeros, and how many times as fast that is as a dense model."""
+    """CPU seconds of a client's training of LeNet-5, and their ratio to a dense model's; empty if unmeasured."""
     if not BENCHMARK.exists():
         return pd.DataFrame()
     table = pd.read_csv(BENCHMARK)
+    return table[(table["model"] == "lenet5") & (table["gradient"] == "native") & (table["work"] == "training")]
+
+
+def as_times(table: pd.DataFrame) -> pd.DataFrame:
+    """The same for readers: a row per share of zeros."""
+    if table.empty:
+        return table
     told = [f"{ratio:.2f} × ({seconds:.3f} s)" for ratio, seconds in zip(table["ratio"], table["seconds"], strict=True)]
-    shown = table.assign(told=told).pivot(index="sparsity", columns="side", values="told")
-    return shown.rename(index="{:.0%}".format).rename_axis(index="zeros", columns=None)
+    how = table["feedback"].map({True: "with feedback", False: "without feedback"})
+    wide = table.assign(told=told, how=how).pivot(index="sparsity", columns="how", values="told").fillna("")
+    return wide.rename(index="{:.0%}".format).rename_axis(index="zeros", columns=None)
 
 
 def choice(s: float, folder: str | Path) -> str:
@@ -214,13 +222,13 @@ def _same_model(folder: str | Path) -> dict[str, str]:
     return _goal(0.9, goal, f"largest difference {both.gap:.2g}", both.pairs, len(both.seeds), both.gap == 0)
 
 
-def _faster() -> list[dict]:
+def _faster() -> list[dict[str, str]]:
     """From the benchmark, which needs no seeds."""
-    table = pd.read_csv(BENCHMARK).dropna(subset="goal") if BENCHMARK.exists() else pd.DataFrame()
+    table = time_of_a_client()
     return [
         {"zeros": f"{row['sparsity']:.0%}", "goal": f"without feedback, a client {row['goal']:g} times as fast",
          "found": f"{row['ratio']:.2f} times", "seeds": "", "state": MET if row["ratio"] >= row["goal"] else MISSED}
-        for _, row in table.iterrows()
+        for _, row in (table if table.empty else table.dropna(subset="goal")).iterrows()
     ]  # fmt: skip
 
 
