@@ -93,10 +93,11 @@ benchmark-inference: $(INSTALLED)
 benchmark-flower: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark_flower.py
 
-# First the figures, then the notebooks' outputs: a new record changes both.
+# First each client's accuracy, then the figures, then the notebooks' outputs: a new record changes all.
 OF_RECORDS := 10_reproduction 11_accuracy 12_communication 13_non_iid 14_layer_sparsity 15_extreme_sparsity \
-  16_paper_vs_code 19_league 20_convergence
+  16_paper_vs_code 18_beyond_the_paper 19_league 20_convergence
 paper-fashion: $(INSTALLED)
+	$(BIN)/python -m feddip_core.study.per_client outputs/runs
 	$(BIN)/python -m feddip_core.reproduce --preset paper --dataset fashion_mnist --jobs 2
 	$(MAKE) notebooks NOTEBOOKS='$(patsubst %,notebooks/%.ipynb,$(OF_RECORDS))'
 

@@ -32,8 +32,7 @@ def eager_gradient(forward: Forward, statistics: Mapping[str, Tensor], loss_of=F
     def gradient(u, x, y):
         u = u.detach().requires_grad_()
         loss = loss_of(forward(u, statistics, x), y)
-        (g,) = torch.autograd.grad(loss, u)
-        return loss.detach(), g
+        return loss.detach(), torch.autograd.grad(loss, u)[0]
 
     return gradient
 
@@ -145,8 +144,9 @@ class Clients:
     ) -> Tensor:  # fmt: skip
         """Take a step on each batch at the rates of round t, and return the mean loss."""
         flat = self.layout.flat_mask(m, like=w) if m else None
-        # Feedback moves pruned weights, and a term may read their gradients. Otherwise a kernel may skip them.
-        skips = self.kernel and flat is not None and not feedback and not terms
+        # Feedback moves pruned weights, and a term other than these may read their gradients. Else a kernel skips them.
+        unread = all(getattr(term, "func", term) in (add_group_penalty_, add_proximal_) for term in terms)
+        skips = self.kernel and flat is not None and not feedback and unread
         gradient = self.kernel.gradient_of(flat) if skips else self.gradient(statistics, t=t)
         return train_(w, flat, gradient, batches, **self.rates(t), terms=terms, feedback=feedback)
 

@@ -17,6 +17,7 @@ from ..study import expected, readme
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ("11_accuracy", "12_communication", "13_non_iid", "14_layer_sparsity", "15_extreme_sparsity")
 AT_THE_PAPERS_SCALE = ("16_paper_vs_code", "20_convergence")
+ABOUT_THE_PAPERS_SCALE = ("10_reproduction", "18_beyond_the_paper", "19_league")  # no other data set, no other preset
 MOST_SECONDS = 3600  # for one cell that hangs
 
 
@@ -50,16 +51,16 @@ def main(words: list[str] | None = None) -> int:
 
 def _results(options: argparse.Namespace) -> int:
     """The tables and figures of the paper from the records, and README's tables."""
-    names = options.notebooks or RESULTS + (AT_THE_PAPERS_SCALE if options.preset == "paper" else ())
+    at_the_papers = AT_THE_PAPERS_SCALE + ABOUT_THE_PAPERS_SCALE if options.preset == "paper" else ()
+    names, folder = options.notebooks or RESULTS + at_the_papers, ROOT / "outputs" / "notebooks"
     tasks = [
-        (name, ROOT / "outputs" / "notebooks" / f"{name}-{dataset}-{options.preset}.ipynb",
+        (name, folder / f"{name}-{dataset}-{options.preset}.ipynb",
          {"preset": options.preset, "dataset": dataset, "runs": "../outputs/runs", "out": "../outputs"})
-        for dataset in options.dataset for name in names
+        for dataset in options.dataset for name in names if name not in ABOUT_THE_PAPERS_SCALE
     ]  # fmt: skip
-    if options.preset == "paper" and not options.notebooks:  # it is only about the paper's scale
-        tasks.append(
-            ("10_reproduction", ROOT / "outputs" / "notebooks" / "10_reproduction.ipynb", {"out": "../outputs"})
-        )
+    tasks += [
+        (name, folder / f"{name}.ipynb", {"out": "../outputs"}) for name in names if name in ABOUT_THE_PAPERS_SCALE
+    ]
     failed = _all(tasks, options.jobs)
     readme.main()
     return failed

@@ -1,5 +1,6 @@
 """What we found that the paper does not say: README's three bullets, made from the records."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +11,14 @@ from .tables import BITS, find
 from .verdicts import bullets
 from .wanted import SEEDS
 
-SAME = ["test_accuracy", "test_loss", "train_loss", "sparsity", "regrown"]  # what a sparse uplink must not change
+SAME = [
+    "test_accuracy",
+    "test_loss",
+    "train_loss",
+    "sparsity",
+    "regrown",
+    "dropped",
+]  # what a sparse uplink must not change
 
 
 def findings(folder: str | Path) -> str:
@@ -32,27 +40,48 @@ def _returning(table: pd.DataFrame) -> str:
     )
 
 
-def _uplink(folder: str | Path) -> str:
-    """How much of the traffic is upload, and what is left of it if pruned weights travel only where they are read."""
-    dense = [Experiment.preset("paper", seed=s) for s in SEEDS["paper"]]
-    both = {"dense": dense, "sparse": [exp.replace(sparse_uplink=True) for exp in dense]}
-    rounds = find(both, folder)[0]
+@dataclass(frozen=True)
+class Uplinks:
+    """FedDIP's bytes with a dense and with a sparse uplink, and how far the models are apart."""
+
+    seeds: tuple[int, ...]  # that are wanted
+    dense: pd.Series | None  # MB down and up, mean over the runs; None without a run
+    sparse: float  # MB both ways
+    pairs: int  # seeds with both runs
+    gap: float  # the largest difference of any metric in any round
+
+
+def uplinks(folder: str | Path) -> Uplinks:
+    """Both uplinks, from the records of the paper's experiment."""
+    seeds = SEEDS["paper"]
+    dense = [Experiment.preset("paper", seed=s) for s in seeds]
+    rounds = find({"dense": dense, "sparse": [exp.replace(sparse_uplink=True) for exp in dense]}, folder)[0]
     sent = rounds.groupby(["label", "seed"])[BITS].sum() / 8e6
     if "dense" not in sent.index:
-        return "**The dense upload buys nothing.** No record of FedDIP is there to show it."
+        return Uplinks(seeds, None, float("nan"), 0, float("nan"))
     total = sent.loc["dense"].mean()
+    if "sparse" not in sent.index:
+        return Uplinks(seeds, total, float("nan"), 0, float("nan"))
+    paired = sent.loc["sparse"].index.intersection(sent.loc["dense"].index)
+    by_run = rounds.set_index(["label", "seed", "round"])[SAME]
+    gap = (by_run.loc["sparse"].loc[paired] - by_run.loc["dense"].loc[paired]).abs().max().max()
+    return Uplinks(seeds, total, sent.loc["sparse"].loc[paired].sum(axis=1).mean(), len(paired), gap)
+
+
+def _uplink(folder: str | Path) -> str:
+    """How much of the traffic is upload, and what is left of it if pruned weights travel only where they are read."""
+    found = uplinks(folder)
+    if found.dense is None:
+        return "**The dense upload buys nothing.** No record of FedDIP is there to show it."
+    total = found.dense
     said = (
         f"**The dense upload buys nothing.** It is {100 * total['uplink_bits'] / total.sum():.0f} % of FedDIP's "
         f"{total.sum():,.0f} MB. `sparse_uplink=True` sends pruned weights only in rounds whose server reads them."
     )
-    if "sparse" not in sent.index:
+    if not found.pairs:
         return f"{said} Tests show the same model on small runs; a full-scale record is still missing."
-    paired = sent.loc["sparse"].index.intersection(sent.loc["dense"].index)
-    by_run = rounds.set_index(["label", "seed", "round"])[SAME]
-    gap = (by_run.loc["sparse"].loc[paired] - by_run.loc["dense"].loc[paired]).abs().max().max()
-    equal = "Every accuracy, loss and mask is the same" if gap == 0 else f"Metrics differ by at most {gap:.1g}"
-    less = sent.loc["sparse"].loc[paired].sum(axis=1).mean()
-    return f"{said} {equal}, for {less:,.0f} MB ({_seeds(len(paired))})."
+    differs = f"Metrics differ by at most {found.gap:.1g}" if found.gap else "Every accuracy, loss and mask is the same"
+    return f"{said} {differs}, for {found.sparse:,.0f} MB ({_seeds(found.pairs)})."
 
 
 def _seeds(n: int) -> str:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..engine import records
-from ..experiment import Experiment, settings_of
-from . import beyond
+from ..experiment import settings_of
+from .choosing import best, experiment
 
 SEEDS = (1, 2, 3)
-CHOICE_SEED = beyond.SEED
 TARGETS = (0.9, 0.99)
 DECAYS = dict(learning_rate_decay=(0.998, 0.9995))  # every grid has them: Table II's leaves an eighth of the step size
 # PruneTrain does not control its sparsity, and FedProx is FedAvg on IID data: neither enters. In each grid the first
@@ -80,14 +79,14 @@ def entries(
     runs = {}
     for entrant, s, changes in cells(methods):
         runs[label(entrant, s)] = changes
-        best = chosen(entrant, changes, dataset, folder)
-        if best is not None and changes | best != changes | _defaults(changes, best, dataset):
-            runs[label(entrant, s, tuned=True)] = changes | best
+        tuned = chosen(entrant, changes, dataset, folder)
+        if tuned is not None and tuned != _defaults(changes, tuned, dataset):
+            runs[label(entrant, s, tuned=True)] = changes | tuned
     return runs
 
 
 def _defaults(changes: dict[str, Any], names: dict[str, Any], dataset: str) -> dict[str, Any]:
-    exp = _experiment(dataset, changes)
+    exp = experiment(dataset, changes)
     return {k: getattr(exp, k) for k in names}
 
 
@@ -96,26 +95,6 @@ def chosen(
 ) -> dict[str, Any] | None:
     """Of the four, the settings with the highest accuracy over the last five rounds; None while one is missing."""
     own = {k: v for k, v in changes.items() if k != "sparse_uplink"}  # which changes no model
-    found = [_last_five(_experiment(dataset, own | tried, CHOICE_SEED), folder) for tried in grid(entrant)]
-    if not found or None in found:
-        return None
-    return grid(entrant)[max(range(len(found)), key=lambda i: found[i] or 0.0)]
-
-
-def _experiment(dataset: str, changes: dict[str, Any], seed: int = 0) -> Experiment:
-    known = dataset if dataset != "fashion_mini" else "fashion_mnist"  # whose choices the embedded data take
-    return Experiment.preset("paper", known, seed=seed, **changes)
-
-
-def _last_five(exp: Experiment, folder: str | Path) -> float | None:
-    """A finished run's accuracy over its last five rounds; 0 if it diverged."""
-    record = records.folder_of(exp, folder)
-    if not (record / "provenance.json").exists():
-        return None
-    try:
-        rows = records.load_run(record)
-    except ValueError:  # damaged
-        return None
-    if rows["diverged"].notna().any():
-        return 0.0
-    return float(rows["test_accuracy"].tail(5).mean()) if len(rows) == exp.rounds else None
+    tried = grid(entrant)
+    found = best([own | one for one in tried], dataset, folder)
+    return None if found is None else tried[found]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..engine import final, records
 from ..engine.measure import mean_and_worst_tenth
-from .tables import shown
+from .tables import named, shown
 from .wanted import Wanted
 
 FILE = "clients.csv"
@@ -27,6 +27,17 @@ def measure(folder: str | Path = records.OWN_RECORDS, data_dir: str | Path | Non
             records.write(record / FILE, accuracies.to_csv(lineterminator="\n"))
             made.append(record)
     return made
+
+
+def measured(wanted: Wanted, folder: str | Path) -> str:
+    """How many of the runs have been measured, and which have not."""
+    lacks = {
+        label: [exp.seed for exp in exps if not (records.folder_of(exp, folder) / FILE).exists()]
+        for label, exps in wanted.items()
+    }
+    total, gone = sum(map(len, wanted.values())), sum(map(len, lacks.values()))
+    lines = [f"{total - gone} of {total} runs are measured per client."]
+    return "\n".join(lines + [f"  {label}: not {named(seeds)}" for label, seeds in lacks.items() if seeds])
 
 
 def per_client(wanted: Wanted, folder: str | Path) -> pd.DataFrame:

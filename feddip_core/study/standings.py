@@ -34,7 +34,7 @@ def standings(
     if method:
         runs |= wanted("league", preset, dataset, methods=[method])
     rounds, _ = find(runs, folder)
-    table = pd.DataFrame({name: _row(name, exps, rounds) for name, exps in runs.items()}).T
+    table = pd.DataFrame({name: row_of(name, exps, rounds) for name, exps in runs.items()}).T
     parts = pd.DataFrame([_parts(name, exps[0]) for name, exps in runs.items()], index=list(runs))
     table = parts.join(table)
     accuracies = of_runs(rounds)[STATISTIC].unstack("seed") if len(rounds) else pd.DataFrame(columns=list(SEEDS))
@@ -50,7 +50,7 @@ def _parts(name: str, exp: Experiment) -> dict:
     return {"entrant": entrant, "target": getattr(exp, "sparsity_target", 0.0), "settings": kind}
 
 
-def _row(name: str, exps: Sequence[Experiment], rounds: pd.DataFrame) -> dict:
+def row_of(name: str, exps: Sequence[Experiment], rounds: pd.DataFrame) -> dict:
     """What the runs of one cell gave, mean over the seeds that are there."""
     own = rounds[rounds["label"] == name]
     accuracy = of_runs(own)[STATISTIC] if len(own) else pd.Series(dtype=float)

@@ -93,11 +93,12 @@ def report(states: pd.DataFrame) -> str:
     begun = states[~states["state"].isin(["finished", "missing"])]
     lines = [f"{(states['state'] == 'finished').sum()} of {len(states)} runs are finished."]
     lines += [f"  {label}, seed {seed} ({run_id}): {state}" for label, seed, run_id, state in begun.to_numpy()]
-    lines += [f"  {label}: no record for {_named(seeds)}" for label, seeds in missing.items()]
+    lines += [f"  {label}: no record for {named(seeds)}" for label, seeds in missing.items()]
     return "\n".join(lines)
 
 
-def _named(seeds: list[int]) -> str:
+def named(seeds: list[int]) -> str:
+    """These seeds in words."""
     return f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}"
 
 
@@ -146,8 +147,8 @@ def of_seeds(rounds: pd.DataFrame, seeds: list[int]) -> pd.DataFrame:
 
 def drawn(wanted: Wanted, seeds: list[int]) -> str:
     """The note above a figure: its seeds, and how its runs are reduced."""
-    named = _named(seeds) if seeds else "no seed that all runs share"
-    return "; ".join(filter(None, [named, reduced(wanted)]))
+    whose = named(seeds) if seeds else "no seed that all runs share"
+    return "; ".join(filter(None, [whose, reduced(wanted)]))
 
 
 def searched(result: str, preset: str, dataset: str, folder: str | Path, statistic: str) -> pd.DataFrame:

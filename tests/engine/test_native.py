@@ -108,10 +108,16 @@ def test_a_point_that_the_mask_does_not_cover_is_still_differentiated_there():
     assert torch.equal(here.gradient_of(torch.zeros(layout.size))(u, x, y)[0], here.gradient(u, x, y)[0])
 
 
-@pytest.mark.parametrize("method", ["snip", "feddst"])
-def test_a_client_without_feedback_ends_with_the_same_bits(tiny, mini, monkeypatch, method):
-    federation = assemble(tiny(method), mini)
-    state, here = federation.start(), federation.clients.kernel
+SPARSE = dict(sparse_uplink=True, lambda_max=0.5, reconfigure_every=2)
+
+
+@pytest.mark.parametrize(
+    "method, settings", [("snip", {}), ("feddst", {}), ("feddip", SPARSE), ("feddip_prox", SPARSE | dict(prox_mu=0.5))]
+)
+def test_a_client_without_feedback_ends_with_the_same_bits(tiny, mini, monkeypatch, method, settings):
+    federation = assemble(tiny(method, **settings), mini)
+    state, here = federation.start().replace(t=4), federation.clients.kernel  # when FedDIP's penalty has begun
+    assert bool(federation.method.terms(4, state.w)) == bool(settings)
     calls = []
     monkeypatch.setattr(here, "gradient_of", lambda kept: calls.append(kept) or native.Kernel.gradient_of(here, kept))
     upload = federation.train_client(state, 0).values
@@ -121,7 +127,7 @@ def test_a_client_without_feedback_ends_with_the_same_bits(tiny, mini, monkeypat
 
 
 @pytest.mark.parametrize("feedback, terms", [(True, []), (False, [lambda g, u: None])])
-def test_feedback_and_every_term_get_the_whole_gradient(tiny, mini, monkeypatch, feedback, terms):
+def test_feedback_and_a_term_that_may_read_it_get_the_whole_gradient(tiny, mini, monkeypatch, feedback, terms):
     federation = assemble(tiny("snip"), mini)
     state, clients = federation.start(), federation.clients
     monkeypatch.setattr(clients.kernel, "gradient_of", None)

@@ -53,6 +53,10 @@ def test_the_results_come_from_the_records(asked):
     asked.clear()
     assert command.main(["--preset", "paper", "--dataset", "fashion_mnist", "--notebooks", "20_convergence"]) == 0
     assert [Path(words[-2]).stem for words in asked[:-1]] == ["20_convergence"]
+    asked.clear()
+    assert command.main(["--preset", "paper", "--dataset", "fashion_mnist"]) == 0
+    once = [words for words in asked[:-1] if Path(words[-2]).stem in command.ABOUT_THE_PAPERS_SCALE]
+    assert len(once) == 3 and all(parameters(words) == {"out": "../outputs"} for words in once)
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -9,7 +9,7 @@ import pytest
 from feddip_core import METHODS, Experiment, Method, real
 from feddip_core.batch import command
 from feddip_core.engine import records
-from feddip_core.study import figures, league, standings, wanted
+from feddip_core.study import choosing, figures, league, standings, wanted
 from feddip_core.study.verdicts import ONE
 
 SIZES = (150, 2_400, 48_000, 10_080, 840)
@@ -29,7 +29,7 @@ def test_every_method_that_controls_its_sparsity_enters_with_a_grid_of_four():
 
 def test_settings_are_chosen_with_a_seed_that_is_not_reported():
     runs = wanted.wanted("league_choices", "paper", "fashion_mnist")
-    assert len(runs) == 4 + 4 * 2 * (len(league.ENTRANTS) - 1) and league.CHOICE_SEED not in league.SEEDS
+    assert len(runs) == 4 + 4 * 2 * (len(league.ENTRANTS) - 1) and choosing.SEED not in league.SEEDS
     assert {(exp.seed, exp.rounds, exp.partition) for (exp,) in runs.values()} == {(10, 1000, "iid")}
     assert len({own[0].run_id for own in runs.values()}) == len(runs)
 

@@ -6,7 +6,7 @@ import pytest
 from feddip_core import run
 from feddip_core.engine import final
 from feddip_core.engine.records import folder_of
-from feddip_core.study.per_client import FILE, measure, per_client
+from feddip_core.study.per_client import FILE, measure, measured, per_client
 
 
 def test_each_non_iid_record_is_measured_once(tiny, tmp_path):
@@ -22,3 +22,6 @@ def test_each_non_iid_record_is_measured_once(tiny, tmp_path):
     row = per_client({"fedavg": [exps[0]], "none": [exps[1]]}, tmp_path)
     assert row.loc["fedavg"].tolist() == [f"{100 * kept.mean():.2f}", f"{worst:.2f}", 1]
     assert row.loc["none"].tolist() == ["–", "–", 0]
+    assert measured({"fedavg": [exps[0]], "none": [exps[1]]}, tmp_path) == (
+        "1 of 2 runs are measured per client.\n  none: not seed 0"
+    )

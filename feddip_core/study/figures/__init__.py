@@ -1,9 +1,10 @@
 """Every figure of the notebooks, one function each: metrics of runs in, a matplotlib figure out.
 
 `style` has what all share, `run` one run, `comparison` methods side by side, `teaching` the course, `results` the
-paper's tables and figures, `league` the league, `theory` Theorem 1.
+paper's tables and figures, `league` the league, `beyond` our own, `theory` Theorem 1.
 """
 
+from .beyond import gains
 from .comparison import RANDOM, accuracies, final_weights, lines, mask_history, panels, side_by_side
 from .league import fronts
 from .results import (
@@ -105,6 +106,7 @@ __all__ = [
     "final_weights",
     "forms",
     "fronts",
+    "gains",
     "holdings",
     "label",
     "label_with_divergence",
