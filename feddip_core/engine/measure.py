@@ -106,7 +106,8 @@ def plan(federation: Federation) -> pd.DataFrame:
     """Sparsity, penalty and bits of every round, from the method's own rules applied to stand-in weights.
 
     The plan is exact if mask sizes do not depend on training. If they do, as in PruneTrain, the method sets
-    `plan_is_a_bound` and the plan is an upper bound: no channel of random weights is ever near zero.
+    `plan_is_a_bound` and the plan is an upper bound: no channel of stand-in weights is ever near zero. Every new mask
+    counts as sent. Late in a long run one can turn out to be the old one, and then the plan is a little too high.
     """
     exp, method, layout = federation.exp, federation.method, federation.clients.layout
     dense = exp.clients_per_round * 32 * (layout.size + layout.statistics.size)
