@@ -64,14 +64,16 @@ def magnitude_mask(w: Weights, sparsity: float, within: Mask | None = None) -> M
 
 def largest(score: Tensor, count: int, votes: Tensor | None = None) -> Tensor:
     """True at the `count` largest scores; a tie drops those with fewer votes, then the first."""
-    if not 0 <= count <= score.numel():
-        raise ValueError(f"count: {count} is not allowed; there are {score.numel()} weights")
-    order = torch.arange(score.numel(), device=score.device)
-    for key in (votes, score):  # the last key counts most, because the sort is stable
-        if key is not None:
+    if not 0 <= count <= (n := score.numel()):
+        raise ValueError(f"count: {count} is not allowed; there are {n} weights")
+    value = score.flatten()
+    threshold = value.topk(min(n - count + 1, n), largest=False, sorted=False).values.max()
+    mask = ~(value < threshold)  # NaN counts as the largest
+    if extra := int(mask.sum()) - count:
+        order = mask.nonzero().flatten()
+        for key in (value,) if votes is None else (votes, value):  # the last key counts most: the sort is stable
             order = order[torch.argsort(key.flatten()[order], stable=True)]
-    mask = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
-    mask[order[score.numel() - count :]] = True
+        mask[order[:extra]] = False
     return mask.view(score.shape)
 
 
@@ -114,9 +116,7 @@ def changes(old: Mask, new: Mask) -> tuple[int, int]:
     """How many weights `new` brings back, and how many it removes."""
     _check(old, new)
     _check(new, old)
-    regrown = sum((new[k] & ~old[k]).sum() for k in new)
-    dropped = sum((old[k] & ~new[k]).sum() for k in new)
-    return int(regrown), int(dropped)
+    return kept({k: new[k] & ~old[k] for k in new}), kept({k: old[k] & ~new[k] for k in new})
 
 
 def _check(m: Mask, w: Weights | None = None) -> None:

@@ -132,7 +132,8 @@ class Method:
     def upload(self, state: State, n: int) -> Payload:
         """With feedback all weights are uploaded; without it, only the kept ones."""
         m = None if self.feeds_back(state) else self.client_mask(state, n)
-        return Payload({"w": KEPT, "statistics": STATISTICS}, None if m is None else masks.kept(m))
+        kept = None if m is None else state.kept if m is state.m else masks.kept(m)
+        return Payload({"w": KEPT, "statistics": STATISTICS}, kept)
 
     # Shared by several subclasses.
 

@@ -34,10 +34,9 @@ class State:
 
     def then(self, w: Tensor, m: Mask | None, memory: Tensors, average: "Average", changed: bool) -> "State":
         """The state after a round that ends with these weights, this mask and this memory."""
-        before, drawn = self.client_mask_versions, average.clients
-        versions = tuple(self.mask_version if n in drawn else v for n, v in enumerate(before))
+        known = tuple(self.mask_version if n in average.clients else v for n, v in enumerate(self.client_mask_versions))
         own = {**self.own, **{n: {**self.own.get(n, {}), **new} for n, new in average.own.items() if new}}
-        return State(self.t + 1, w, m, average.mean["statistics"], self.mask_version + changed, versions, memory, own)
+        return State(self.t + 1, w, m, average.mean["statistics"], self.mask_version + changed, known, memory, own)
 
     def replace(self, **changes) -> "State":
         return dataclasses.replace(self, **changes)

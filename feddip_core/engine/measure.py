@@ -18,7 +18,6 @@ from .partitions import partition
 EVALUATION_BATCH = 500
 ALWAYS = 5  # last rounds that are evaluated whatever `evaluate_every` says: tables report their mean
 TRIED = slice(0, 100)  # test images that show whether a model still gives finite losses
-STEP = 997  # by which a plan's stand-in weights move on in each round
 
 
 def row(federation: Federation, before: State, after: State, done: Round, seconds: float) -> dict:
@@ -107,33 +106,34 @@ def plan(federation: Federation) -> pd.DataFrame:
     """Sparsity, penalty and bits of every round, from the method's own rules applied to stand-in weights.
 
     The plan is exact if mask sizes do not depend on training. If they do, as in PruneTrain, the method sets
-    `plan_is_a_bound` and the plan is an upper bound: no channel of random weights is ever near zero.
+    `plan_is_a_bound` and the plan is an upper bound: no channel of stand-in weights is ever near zero. Every new mask
+    counts as sent. Late in a long run one can turn out to be the old one, and then the plan is a little too high.
     """
     exp, method, layout = federation.exp, federation.method, federation.clients.layout
     dense = exp.clients_per_round * 32 * (layout.size + layout.statistics.size)
-    state, rows, ramp = federation.start(sketch=True), [], torch.linspace(1, 2, layout.size)
+    state, rows = federation.start(sketch=True), []
+    ramp = torch.linspace(1, 2, layout.size).to(state.w)
+    ramps = [ramp, ramp.flip(0)]
     for t in range(exp.rounds):
         chosen = federation.select(t)
         counted = bits(federation, state, chosen)
-        average = Average(_stand_in(federation, state, chosen[0], ramp), chosen)
+        average = Average(_stand_in(federation, state, chosen[0], ramps), chosen)
         w, m, memory = method.next(average, state)
-        if stays := m is state.m:  # then no size changes: what follows would take most of the time of a plan
-            state = state.then(state.w, m, memory, average, changed=False)
-        else:
-            changed = any(masks.changes(federation.full_mask(state.m), federation.full_mask(m)))
-            state = state.then(method.remembered(w, m), m, memory, average, changed)
-        s = rows[-1]["sparsity"] if stays and rows else masks.sparsity_of(m) if m else 0.0
+        old, new = federation.full_mask(state.m), federation.full_mask(m)
+        changed = m is not state.m and not all(torch.equal(old[k], new[k]) for k in new)
+        state = state.then(method.remembered(w, m) if changed else state.w, m, memory, average, changed)
+        s = 1 - state.kept / layout.prunable_size if m else 0.0
         rows.append({"round": t + 1, "sparsity": s, "lambda_": method.lam(t), **counted, "dense_bits": dense})
     return pd.DataFrame(rows)
 
 
-def _stand_in(federation: Federation, state: State, n: int, ramp: Tensor) -> dict[str, Tensor]:
-    """A stand-in for a round's average: a ramp that moves on from round to round, so that other weights are large.
+def _stand_in(federation: Federation, state: State, n: int, ramps: list[Tensor]) -> dict[str, Tensor]:
+    """A stand-in for a round's average: a ramp, turned round whenever the mask has changed, so that it changes again.
 
-    It has no two equal weights and none near zero, and is sorted faster than random numbers: the explorer makes a plan
-    whenever a slider moves.
+    It has no two equal weights and none near zero. Its largest are found faster than those of random numbers: the
+    explorer makes a plan whenever a slider moves.
     """
     sent = [k for k in federation.method.upload(state, n).parts if not k.startswith("own/")]
-    moved = {k: ramp.roll((state.t + 1) * STEP * i).to(state.w) for i, k in enumerate(sent, 1)}
-    moved |= {k: torch.ones_like(state.w) for k in sent if k == "mask"}
-    return moved | {"statistics": state.statistics, "loss": torch.zeros(())}
+    turned = {k: ramps[(state.mask_version + i) % 2] for i, k in enumerate(sent)}
+    turned |= {k: torch.ones_like(state.w) for k in sent if k == "mask"}
+    return turned | {"statistics": state.statistics, "loss": torch.zeros(())}

@@ -62,7 +62,8 @@ DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=
 def control(kind: type, description: str, width: str = "100%", **how) -> widgets.Widget:
     """A control with a name; it reports a value when the user has settled on it."""
     settled = {"continuous_update": False} if "continuous_update" in kind.class_trait_names() else {}
-    look = dict(style={"description_width": "10.5em"}, layout=dict(width=width, flex="0 1 auto", margin="1px 0"))
+    words = "10.5em" if width == "100%" else "9em"
+    look = dict(style={"description_width": words}, layout=dict(width=width, flex="0 1 auto", margin="1px 0"))
     return kind(description=description, tooltip=description, **settled, **look, **how)
 
 

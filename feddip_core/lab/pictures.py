@@ -126,12 +126,13 @@ def _in_words(runs: Sequence[Trained]) -> str:
 
 def _table(runs: Sequence[Trained], looks: list[tuple[str, str]]) -> str:
     heads = ("line", "run", "rounds", "accuracy", "sparsity", "MB sent", "returns")
-    left = 'style="text-align: left; padding: 0 1em 0 0"'
+    left = 'style="text-align: left; padding: 0 .8em 0 0"'
+    short = left.replace("left;", "left; white-space: nowrap;")  # so that a long name gives way, and no number
     out = ["<table><tr>", *(f'<th scope="col" {left}>{h}</th>' for h in heads), "</tr>"]
     for run, look in zip(runs, looks, strict=True):
         last = run.metrics.iloc[-1]
         cells = [svg.swatch(*look), escape(run.name), f"{len(run.metrics)} of {run.rounds}"]
         cells += [f"{_accuracy(run):.3f}", f"{last['sparsity']:.3f}", f"{_sent(run).iloc[-1]:.2f}"]
         cells += [f"{run.metrics['regrown'].sum():,}"]
-        out += ["<tr>", *(f"<td {left}>{c}</td>" for c in cells), "</tr>"]
+        out += ["<tr>", *(f"<td {left if i == 1 else short}>{c}</td>" for i, c in enumerate(cells)), "</tr>"]
     return "".join([*out, "</table>"])

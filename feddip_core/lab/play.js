@@ -56,6 +56,9 @@ const play = (() => {
     return { input, note, row: h("label", {}, h("span", {}, text), input, shown, note), get value() { return Number(input.value); } };
   }
 
+  /** The end of an axis with four round steps that reaches at least this high. */
+  const rounded = high => { const step = 10 ** Math.floor(Math.log10(high / 4)); return 4 * step * Math.ceil(high / 4 / step - 1e-9); };
+
   /** Lines from x = 0 as SVG text; both axes begin at 0. */
   function chart(title, xlabel, xmax, ymax, lines, { width = 300, height = 170, marks = "" } = {}) {
     const left = 38, bottom = height - 30, top = 26, wide = width - left - 10, X = x => left + wide * x / xmax;
@@ -195,7 +198,7 @@ const play = (() => {
     }
     function past() {
       const heights = runs.flatMap(run => [...run.thresholds, ...run.thresholds.map((_, r) => Math.abs(run.value(r, chosen)))]);
-      const top = Math.max(...heights) * 1.05 || 1, lines = runs.map((run, k) => ({ colour: INKS[k],
+      const top = rounded(Math.max(...heights) || 1), lines = runs.map((run, k) => ({ colour: INKS[k],
         points: run.thresholds.map((_, r) => [r, Math.abs(run.value(r, chosen))]) }));
       const marks = (X, Y) => runs.map((run, k) => run.thresholds.map((bar, r) => {
         const inside = run.kept(r, chosen) ? INKS[k] : "#fff";
@@ -222,7 +225,7 @@ const play = (() => {
     function draw() {
       const [steps, eta, kept, rounds] = ["steps", "eta", "kept", "rounds"].map(name => controls[name].value);
       const found = Object.keys(RULES).map(rule => sawtooth(rule, steps, eta, kept, rounds));
-      const top = Math.max(1, ...found.flatMap(f => f.path)), last = steps * rounds;
+      const top = rounded(Math.max(1, ...found.flatMap(f => f.path))), last = steps * rounds;
       charts.innerHTML = found.map(({ path }, k) => chart(Object.values(RULES)[k], "local step", last, top, [
         { points: [[0, kept], [last, kept]], colour: "#0072B2", dash: "6 3" },
         { points: path.map((v, i) => [i - Math.floor(i / (steps + 1)), v]), colour: "#D55E00" }])).join("");

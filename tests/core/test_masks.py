@@ -153,3 +153,17 @@ def test_magnitude_mask_keeps_the_largest_and_counts_exactly(n, s, seed, coarse)
         assert flat[keep].abs().min() >= flat[~keep].abs().max()
     assert 0 <= masks.pruning_error(w, m) <= 1
     assert masks.sparsity_of(m) == pytest.approx(round(s * (n + 6)) / (n + 6))
+
+
+VALUES = st.sampled_from([-1.0, -0.0, 0.0, 0.5, 0.5, 2.0, float("inf"), -float("inf"), float("nan")])
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.tuples(VALUES, st.integers(0, 2)), min_size=1, max_size=30), st.integers(0, 30), st.booleans())
+def test_the_largest_are_the_last_of_a_stable_sort(pairs, count, with_votes):
+    score, votes = torch.tensor([v for v, _ in pairs]), torch.tensor([n for _, n in pairs])
+    count = min(count, len(pairs))
+    order = torch.argsort(votes, stable=True) if with_votes else torch.arange(len(pairs))
+    last = order[torch.argsort(score[order], stable=True)][len(pairs) - count :]
+    kept = masks.largest(score, count, votes if with_votes else None).nonzero().flatten()
+    assert kept.tolist() == sorted(last.tolist())

@@ -144,12 +144,11 @@ def test_a_panel_gives_a_method_its_colour_and_bridges_gaps():
 
 def test_a_picture_of_weights_leaves_out_what_is_pruned():
     w = torch.arange(16.0).view(2, 2, 2, 2)
-    picture = figures.pruned_picture(w, w != 5)
+    figure = figures.matrices({"pruned": (w, w != 5), "whole": w, "dense": (w, None)}, numbers=True)
+    pruned, *others = ([text.get_text() for text in ax.texts] for ax in figure.axes)
     # Output channels below each other, input channels beside each other, each a 2 × 2 kernel.
-    assert picture[:, :2].tolist() == [[0, 1], [2, 3], [8, 9], [10, 11]]
-    assert np.isnan(picture[0, 3]) and np.isnan(picture).sum() == 1
-    figure = figures.matrices({"w": picture}, numbers=True)
-    assert [text.get_text() for text in figure.axes[0].texts][:4] == ["0", "1", "4", "×"]
+    assert pruned == ["0", "1", "4", "×", "2", "3", "6", "7", "8", "9", "12", "13", "10", "11", "14", "15"]
+    assert [t if t != "×" else "5" for t in pruned] == others[0] == others[1]
     plt.close(figure)
 
 

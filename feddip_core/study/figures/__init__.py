@@ -65,7 +65,6 @@ from .teaching import (
     matrices,
     mosaic,
     one_round,
-    pruned_picture,
     trajectories,
 )
 from .theory import FORMS, TERMS, VARIANTS, clients_and_pruning, proof, pruning_sums, pruning_terms, theorem
@@ -126,7 +125,6 @@ __all__ = [
     "percent_curves",
     "planned",
     "proof",
-    "pruned_picture",
     "pruning_error",
     "pruning_sums",
     "pruning_terms",

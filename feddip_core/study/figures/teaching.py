@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.ticker import LogLocator, NullFormatter
+from torch import Tensor
 
 from .style import SPARE, STYLE, colour
 
@@ -47,18 +48,23 @@ def mosaic(x, parts: list, images: int) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def matrices(weights: Mapping[str, np.ndarray], numbers: bool = False, columns: int = 5) -> Figure:
-    """Matrices side by side on one colour scale: blue negative, red positive, grey where pruned (NaN)."""
-    high = max(np.nanmax(np.abs(w)) for w in weights.values() if not np.isnan(w).all())
-    rows = -(-len(weights) // columns)
+def matrices(weights: Mapping[str, Tensor | tuple], numbers: bool = False, columns: int = 5) -> Figure:
+    """Layers side by side on one colour scale: blue negative, red positive, grey where pruned.
+
+    Each is its weights, or a pair of weights and mask; None as mask keeps all.
+    """
+    pictures = {k: _picture(*w) if isinstance(w, tuple) else _picture(w) for k, w in weights.items()}
+    high = max(np.nanmax(np.abs(w)) for w in pictures.values() if not np.isnan(w).all())
+    rows = -(-len(pictures) // columns)
     with plt.rc_context(STYLE | {"axes.grid": False}):
         colours = plt.get_cmap("RdBu_r").with_extremes(bad="#D0D0D0")
-        across = min(columns, len(weights))
-        width = min(3.2, 11 / across)
-        height = width * np.mean([w.shape[0] / w.shape[1] for w in weights.values()])
+        across = min(columns, len(pictures))
+        flat = np.mean([w.shape[0] / w.shape[1] for w in pictures.values()])
+        width = min(3.2 / min(1, flat), 11 / across)
+        height = width * flat
         figure, axes = plt.subplots(rows, across, figsize=(width * across, rows * (height + 0.35)), squeeze=False,
                                     layout="constrained")  # fmt: skip
-        for ax, (title, w) in zip(axes.flat, weights.items(), strict=False):
+        for ax, (title, w) in zip(axes.flat, pictures.items(), strict=False):
             ax.imshow(w, cmap=colours, vmin=-high, vmax=high, interpolation="nearest")
             ax.set(title=title, xticks=[], yticks=[])
             ax.spines[:].set_visible(False)
@@ -66,15 +72,16 @@ def matrices(weights: Mapping[str, np.ndarray], numbers: bool = False, columns: 
                 text = "×" if np.isnan(value) else f"{value:g}".replace("-", "−")
                 bright = not np.isnan(value) and abs(value) > 0.6 * high
                 ax.text(j, i, text, ha="center", va="center", fontsize=9, color="white" if bright else "black")
-        for ax in axes.flat[len(weights) :]:
+        for ax in axes.flat[len(pictures) :]:
             ax.set_axis_off()
     return figure
 
 
-def pruned_picture(w, keep) -> np.ndarray:
+def _picture(w: Tensor, keep: Tensor | None = None) -> np.ndarray:
     """A layer's weights as a picture, NaN where pruned. Kernels are tiled."""
     picture = w.detach().clone()
-    picture[~keep] = np.nan
+    if keep is not None:
+        picture[~keep] = np.nan
     if picture.ndim == 4:  # out × in × height × width: a tile for each pair of channels
         picture = picture.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
     return picture.numpy()
