@@ -1,4 +1,7 @@
+import gc
 import os
+
+gc.disable()  # until all tests are found: most of what is made until then stays
 
 # Progress bars of a notebook are output too, and would differ from run to run.
 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -25,6 +28,11 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("slow")
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

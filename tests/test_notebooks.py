@@ -196,7 +196,7 @@ def execute(name, given):
     pyplot.close("all")
 
 
-@pytest.mark.parametrize("there", [0, 1], ids=["no records", "one record"])
+@pytest.mark.parametrize("there", [pytest.param(0, id="no records"), pytest.param(1, id="one", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["accuracy", "communication", "non_iid", "layer_sparsity", "extreme_sparsity"])
 def test_a_result_says_which_records_are_missing(name, there, tmp_path, monkeypatch, capsys):
     find, dataset, preset = results.find, "cifar10", "narrow"
