@@ -26,6 +26,8 @@ def pytest_collection_modifyitems(config, items):
         # Even a narrow ResNet-18 takes a second or two: it has 62 tensors of parameters.
         if "resnet18" in str(getattr(item, "callspec", SimpleNamespace(params="")).params):
             item.add_marker("slow")
+        if {"site", "decks"} & set(getattr(item, "fixturenames", ())):  # built once, by the core with the browser
+            item.add_marker(pytest.mark.xdist_group("browser"))
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
