@@ -55,10 +55,10 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 check: lint
-	$(QUIET) $(BIN)/pytest -m 'not slow' $(SPREAD) --dist loadgroup tests
+	$(QUIET) $(BIN)/pytest -p no:nbval -m 'not slow' $(SPREAD) --dist loadgroup tests
 
 test: lint
-	$(QUIET) $(BIN)/pytest -rs $(SPREAD) --dist loadgroup tests
+	$(QUIET) $(BIN)/pytest -p no:nbval -rs $(SPREAD) --dist loadgroup tests
 	$(QUIET) $(BIN)/pytest $(SPREAD) --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout 1800 notebooks
 
 torture: $(INSTALLED)

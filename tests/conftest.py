@@ -3,6 +3,8 @@ import os
 # Progress bars of a notebook are output too, and would differ from run to run.
 os.environ.setdefault("TQDM_DISABLE", "1")
 
+import dataclasses
+import gc
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +13,9 @@ import pytest
 import torch
 
 from feddip_core import METHODS, Experiment
-from feddip_core.engine import provenance, sources
+from feddip_core.engine import provenance, records, sources
 
+gc.disable()  # until all tests are found: what is made until then stays
 torch.set_num_threads(1)  # as `run` does: small convolutions only lose by more
 
 
@@ -23,8 +26,15 @@ def pytest_collection_modifyitems(config, items):
         # Even a narrow ResNet-18 takes a second or two: it has 62 tensors of parameters.
         if "resnet18" in str(getattr(item, "callspec", SimpleNamespace(params="")).params):
             item.add_marker("slow")
+        if {"site", "decks"} & set(getattr(item, "fixturenames", ())):  # built once, by the core with the browser
+            item.add_marker(pytest.mark.xdist_group("browser"))
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
@@ -40,11 +50,17 @@ def tiny():
 
 @pytest.fixture(scope="session", autouse=True)
 def read_once():
-    """What every run reads, and no test changes: the embedded data, and which commit this is."""
+    """What is read often, and no test changes: the embedded data, our records, and which commit this is."""
     read, once, commit = sources._read_npz, cache(sources._read_npz), cache(provenance._commit)
+    load, loaded = records.load_run, cache(records.load_run)
+
+    def run_of(folder):
+        return (loaded if Path(folder).is_relative_to(records.OWN_RECORDS) else load)(folder).copy(deep=False)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "_read_npz", lambda path: (once if path == sources.MINI else read)(path))
         patch.setattr(provenance, "_commit", commit)
+        patch.setattr(records, "load_run", run_of)
         yield
 
 
@@ -52,6 +68,12 @@ def read_once():
 def mini(read_once):
     """The embedded data; nothing changes them."""
     return sources.load("fashion_mini")
+
+
+@pytest.fixture(scope="session")
+def hardly_tested(mini):
+    """The embedded data with few test images, where only what is trained is compared."""
+    return dataclasses.replace(mini, x_test=mini.x_test[:20], y_test=mini.y_test[:20])
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,7 @@ import torch.nn.functional as F
 def prune_(net, mask):
     for name, p in net.named_parameters():
         if name in mask:
-            for i, keep in enumerate(mask[name].flatten().tolist()):
-                if not keep:
-                    p.data.view(-1)[i] = 0.0
+            p.data[~mask[name]] = 0.0
 
 
 def global_magnitude_mask(net, names, zeros):

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def provenance(exp: Experiment) -> dict:
         "gpu": torch.cuda.get_device_name(exp.device) if exp.device != "cpu" and torch.cuda.is_available() else None,
         "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in ("torch", "torchvision", "numpy", "pandas")},
+        "packages": dict(_packages()),
         "commit": _commit(),
         "started": now(),
     }
@@ -34,6 +35,11 @@ def provenance(exp: Experiment) -> dict:
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@cache
+def _packages() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "torchvision", "numpy", "pandas")}
 
 
 def _cpu() -> str:

@@ -208,13 +208,12 @@ def _published(name: str, path: Path, dataset: Dataset) -> Dataset:
 
 
 def _read_torchvision(name: str, root: Path) -> Dataset:
+    folder = root / TORCHVISION[name][1]
+    if name == "fashion_mnist":
+        return _checked(folder, {key: _read_idx(folder / file) for key, file in FASHION_FILES.items()})
     from ._torchvision import torchvision
 
-    cls, folder = TORCHVISION[name][0], root / TORCHVISION[name][1]
-    if name == "fashion_mnist":
-        arrays = {key: _read_idx(folder / file, torchvision) for key, file in FASHION_FILES.items()}
-        return _checked(folder, arrays)
-    cls = getattr(torchvision.datasets, cls)
+    cls = getattr(torchvision.datasets, TORCHVISION[name][0])
     # These archives contain pickles: read nothing whose checksum differs from torchvision's.
     for file, md5 in [*cls.train_list, *cls.test_list]:
         if not torchvision.datasets.utils.check_integrity(folder / file, md5):
@@ -223,14 +222,16 @@ def _read_torchvision(name: str, root: Path) -> Dataset:
     return _checked(folder, dict(zip(ARRAYS, (v for p in parts for v in (p.data, np.array(p.targets))), strict=True)))
 
 
-def _read_idx(path: Path, torchvision) -> np.ndarray:
+def _read_idx(path: Path) -> np.ndarray:
     packed = path.with_name(path.name + ".gz")
     try:
         if not path.exists() and packed.exists():
             part = path.with_name(path.name + ".part")
             part.write_bytes(gzip.decompress(packed.read_bytes()))
             part.replace(path)
-        return torchvision.datasets.mnist.read_sn3_pascalvincent_tensor(str(path)).numpy()
+        content = bytearray(path.read_bytes())
+        shape = np.frombuffer(content, ">u4", content[3], offset=4)
+        return np.frombuffer(content, np.uint8, offset=4 + shape.nbytes).reshape(shape)
     except Exception as error:
         advice = f"delete {path.parent} to download it again"
         raise DataError(f"{path}: missing or damaged ({error}); {advice}") from error

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -44,11 +45,11 @@ _EMPTY = pd.DataFrame(
 
 def find(wanted: Wanted, folder: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The rounds of every finished run, with its `label`; and the state of every run that is wanted."""
-    found, states, others = [], [], _by_experiment(Path(folder))
+    found, states, others = [], [], cache(_by_experiment)  # which looks into every record
     for label, exps in wanted.items():
         for exp in exps:
             record = records.folder_of(exp, folder)
-            record = record if record.exists() else others.get(exp.on_any_machine().run_id, record)
+            record = record if record.exists() else others(Path(folder)).get(exp.on_any_machine().run_id, record)
             state, rows = _read(exp, record)
             states.append({"label": label, "seed": exp.seed, "run_id": _run_id(record), "state": state})
             if state == "finished" or state.startswith("diverged"):

@@ -74,6 +74,11 @@ def trees():
     return {path: ast.parse(text) for path, text in files().items()}
 
 
+@cache
+def nodes():
+    return {path: list(ast.walk(tree)) for path, tree in trees().items()}
+
+
 def modules(path, node):
     """The full names of what an import names: of `from . import a, b` the modules a and b."""
     if isinstance(node, ast.Import):
@@ -99,12 +104,12 @@ def imports():
 
 
 def _imports():
-    for path, tree in trees().items():
+    for path, found in nodes().items():
         inside = {}
-        for function in ast.walk(tree):
+        for function in found:
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 inside |= {id(node): function.name for node in ast.walk(function)}
-        for node in ast.walk(tree):
+        for node in found:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for module in modules(path, node):
                     yield path, inside.get(id(node)), module
@@ -175,9 +180,9 @@ def test_no_import_hides_in_a_function():
 def test_no_function_is_long(part):
     functions = [
         (path, node)
-        for path, tree in trees().items()
+        for path, found in nodes().items()
         if part_of(path) == part
-        for node in ast.walk(tree)
+        for node in found
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     long = {f"{path}:{node.name}": node.end_lineno - node.lineno + 1 for path, node in functions}
@@ -188,6 +193,8 @@ def texts_without_encoding(tree):
     """The lines that read or write text in whatever encoding the machine has: they break where it is not UTF-8."""
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         name = getattr(call.func, "attr", getattr(call.func, "id", None))
+        if name not in ("read_text", "write_text", "open") and "text" not in {word.arg for word in call.keywords}:
+            continue
         words = {word.arg: ast.unparse(word.value) for word in call.keywords}
         arguments = [ast.unparse(argument) for argument in call.args]
         mode = words.get("mode", arguments[1] if len(arguments) > 1 else "'r'")

@@ -17,15 +17,15 @@ from feddip_core.streams import global_stream, stream
 
 @pytest.mark.parametrize("method", ["feddip", "feddp"])
 @pytest.mark.parametrize(("model", "width", "T"), [("lenet5", 0.25, 8), ("resnet18", 0.02, 4)])
-def test_algorithm_1_transcribed_naively_agrees(tiny, mini, double_precision, method, model, width, T):
+def test_algorithm_1_transcribed_naively_agrees(tiny, hardly_tested, double_precision, method, model, width, T):
     settings = dict(lambda_max=0.05, lambda_steps=4) if method == "feddip" else {}
     exp = tiny(method, model=model, width=width, clients=400, rounds=T, batch_size=8, **settings)
-    fast = list(states(exp, mini))
+    fast = list(states(exp, hardly_tested))
     federation, start, _ = fast[0]
     names = list(federation.clients.layout.prunable)
     net, mask, history = reference.feddip(
-        copy.deepcopy(assemble(exp, mini).clients.net), start.m, names, federation.select,
-        lambda t, n: data.batches(mini, federation.clients.parts[n], 8, 1, stream(exp.seed, "batches", t, n)),
+        copy.deepcopy(assemble(exp, hardly_tested).clients.net), start.m, names, federation.select,
+        lambda t, n: data.batches(hardly_tested, federation.clients.parts[n], 8, 1, stream(exp.seed, "batches", t, n)),
         lambda n: len(federation.clients.parts[n]),
         T=T, R=2, s_0=0.5, s_p=0.9, lambda_max=settings.get("lambda_max", 0.0), Q=4,
         eta_0=0.1, decay=0.998, weight_decay=5e-4,
@@ -208,6 +208,13 @@ def test_threads_do_not_draw_from_each_others_stream(monkeypatch):
         knocked.set()
     thread.join()
     assert other == [alone]
+
+
+def test_a_stream_on_the_cpu_seeds_no_other_device(monkeypatch):
+    """Where there is none, torch keeps the seed and the whole call stack for later: more work than a small gradient."""
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("it was seeded"))
+    with global_stream(torch.device("cpu"), 0, "one"):
+        torch.rand(1)
 
 
 def test_a_round_leaves_its_state_alone_and_says_what_it_averaged(tiny, mini):

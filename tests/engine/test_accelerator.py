@@ -42,9 +42,9 @@ def test_stacked_clients_of_different_sizes_come_back_in_their_order(tiny, mini,
     assert differ(stacked, alone) < 1e-12
 
 
-def test_a_method_that_ends_a_round_in_its_own_way_can_be_stacked(tiny, mini, double_precision):
+def test_a_method_that_ends_a_round_in_its_own_way_can_be_stacked(tiny, hardly_tested, double_precision):
     exp = tiny("feddst", rounds=3, reconfigure_every=2, gradient="eager")
-    alone, stacked = ([row for *_, row in states(exp.replace(stacked=on), mini)][1:] for on in (False, True))
+    alone, stacked = ([row for *_, row in states(exp.replace(stacked=on), hardly_tested)][1:] for on in (False, True))
     assert [row["sparsity"] for row in stacked] == [row["sparsity"] for row in alone]
     assert [row["train_loss"] for row in stacked] == pytest.approx([row["train_loss"] for row in alone], rel=1e-9)
 

@@ -11,10 +11,10 @@ from feddip_core.layout import Layout
 
 
 @pytest.fixture
-def made(tiny, mini):
+def made(tiny, hardly_tested):
     def make(**settings):
         defaults = dict(model="resnet18", width=0.05, clients=20, partition="pathological", batch_size=150)
-        return assemble(tiny(**(dict(method="fedavg") | defaults | settings)), mini)
+        return assemble(tiny(**(dict(method="fedavg") | defaults | settings)), hardly_tested)
 
     return make
 

@@ -9,7 +9,6 @@ import torch
 
 from feddip_core import Experiment, run
 from feddip_core.engine import sources
-from feddip_core.engine._torchvision import torchvision
 from feddip_core.engine.sources import DataError
 
 
@@ -161,6 +160,8 @@ def test_a_damaged_cifar_file_is_named_and_never_unpickled(tmp_path):
 @pytest.fixture(params=["cifar10", "cifar100"])
 def cifar(request, tmp_path, monkeypatch):
     """A small CIFAR archive in torchvision's layout, with its checksums for the length of a test."""
+    from feddip_core.engine._torchvision import torchvision  # brings torch's compiler: seconds
+
     cls = getattr(torchvision.datasets, sources.TORCHVISION[request.param][0])
     folder = tmp_path / sources.TORCHVISION[request.param][1]
     folder.mkdir()

@@ -131,7 +131,7 @@ LIES = {
     "an infinite loss": (lambda r: spoil(r, loss=math.inf), "not finite"),
     "a negative number of samples": (lambda r: spoil(r, **{"num-examples": -5}), "-5"),
     "an absurd number of samples": (lambda r: spoil(r, **{"num-examples": 10**15}), "1000000000000000"),
-    "a long number of samples": (lambda r: spoil(r, **{"num-examples": [0] * 200_000}), "it claims [0, 0, 0"),
+    "a long number of samples": (lambda r: spoil(r, **{"num-examples": [0] * 5_000}), "it claims [0, 0, 0"),
     "half a sample": (lambda r: spoil(r, **{"num-examples": 0.5}), "0.5"),
     "a long name": (lambda r: spoil(r, arrays={"w" * 100_000: np.zeros(3)}), "it holds ['w', 'www"),
     "something else as well": (lambda r: spoil(r, arrays={"x_train": np.zeros(3)}), "x_train"),
@@ -162,17 +162,20 @@ def unreadable(reply: Message) -> Message:
     return reply
 
 
-@pytest.mark.parametrize("lie, says", LIES.values(), ids=list(LIES))
-def test_an_answer_that_cannot_be_used_is_left_out_and_its_client_named(few, tmp_path, lie, says):
-    exp = few("fedavg", clients=4, clients_per_round=4, rounds=3)
+def test_an_answer_that_cannot_be_used_is_left_out_and_its_client_named(few, tmp_path):
+    """A client tells the truth in the first round and in the last, and another lie in each between."""
+    lies = {str(t): lie for t, (lie, _) in enumerate(LIES.values(), 2)}
+    exp = few("fedavg", clients=4, clients_per_round=4, rounds=len(lies) + 2)
 
     def liar(n, message, reply):
-        return lie(reply) if n == 3 and message.metadata.group_id == "2" else reply
+        return lies[message.metadata.group_id](reply) if n == 3 and message.metadata.group_id in lies else reply
 
     result = run_on(LocalGrid(4, fault=liar), exp, tmp_path)
-    (fault,) = result.provenance["faults"]
-    assert (fault["round"], fault["client"]) == (2, 3) and says in fault["reason"] and len(fault["reason"]) < 400
-    assert len(result.metrics) == 3 and result.metrics["test_loss"].notna().all()
+    faults = result.provenance["faults"]
+    assert [(fault["round"], fault["client"]) for fault in faults] == [(int(t), 3) for t in lies]
+    for fault, (name, (_, says)) in zip(faults, LIES.items(), strict=True):
+        assert says in fault["reason"] and len(fault["reason"]) < 400, f"{name}: {fault['reason']}"
+    assert len(result.metrics) == exp.rounds and result.metrics["test_loss"].notna().all()
 
 
 @pytest.mark.parametrize("claim", [0, 10**6 + 1, 141], ids=["none", "more than allowed", "another than before"])

@@ -17,24 +17,26 @@ NUMBERS = [0.0, -0.0, 1.0, -1.0, 255.0, 1e-45, 3e38, -3e38, np.inf, -np.inf, np.
 NAMES = ["w", "statistics", "mask", "g2", "loss", "own/mask", "own/", "", "x_train"]
 LOSSES = [0.5, -1.0, 3e38, 1e300, np.inf, np.nan, None, 3, True, "nan", [1.0], []]
 METHODS = {
-    "kept weights": dict(method="snip"),
     "a mask beside them": dict(method="feddst", reconfigure_every=1),
+    "batch norms": dict(method="feddip", model="test_hospitals:with_norms"),
+    "kept weights": dict(method="snip"),
     "a mask of its own": dict(method="feddst", reconfigure_every=1, rules="released"),
     "squared gradients": dict(method="prunefl"),
     "a mask and no biases": dict(method="feddst", reconfigure_every=1, model="unusual_methods:without_biases"),
-    "batch norms": dict(method="feddip", model="test_hospitals:with_norms"),
 }
+QUICK = list(METHODS)[:2]
 
 
-@pytest.fixture(scope="module", params=METHODS.values(), ids=METHODS)
+@pytest.fixture(scope="module", params=[k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in METHODS])
 def honest(request):
     """A fed, its first state, and the arrays that an honest client would send."""
+    own = METHODS[request.param]
     here = "feddip_core.lab.hospitals"
     common = dict(dataset=f"{here}:samples", model=f"{here}:network", partition="given")
-    if request.param.get("model") == "unusual_methods:without_biases":
+    if own.get("model") == "unusual_methods:without_biases":
         common = dict(dataset="fashion_mini")
     size = dict(clients=4, clients_per_round=2, rounds=2, local_epochs=1, batch_size=64, learning_rate=0.05)
-    fed = assemble(Experiment(**(common | size | request.param)))
+    fed = assemble(Experiment(**(common | size | own)))
     state = fed.start()
     return fed, state, wire.upload(fed, state, 0, fed.train_client(state, 0))
 

@@ -3,6 +3,7 @@
 import json
 import re
 from base64 import b64decode
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -16,6 +17,7 @@ from feddip_core.lab import classify, gallery, tidy
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 
 
+@cache
 def pages(site):
     return {path.stem: path.read_text("utf-8") for path in site.parent.glob("*.html")}
 

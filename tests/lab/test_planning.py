@@ -48,8 +48,8 @@ class Halves(Method):
         return upload.plus(mask=self.layout.flat_mask(m, like=w)) if m else upload
 
 
-def small(tiny, method, settings):
-    return tiny(method, clients=20, clients_per_round=4, **settings)
+def small(tiny, method, settings, batch_size=100):
+    return tiny(method, clients=20, clients_per_round=4, batch_size=batch_size, **settings)
 
 
 @pytest.mark.parametrize("method, settings", [case for case in CASES if case not in BOUNDS])
@@ -71,7 +71,7 @@ def test_a_method_of_ones_own_is_planned_like_ours(tiny):
 def test_where_training_decides_a_plan_is_the_most_that_is_sent(tiny, method, settings):
     if method == "prunetrain":
         settings = settings | dict(lambda_max=0.02, prunetrain_threshold=0.05, momentum=0.9)
-    exp = small(tiny, method, settings)
+    exp = small(tiny, method, settings, batch_size=32)
     federation, metrics = assemble(exp), run(exp).metrics
     assert federation.method.plan_is_a_bound
     planned = plan(federation)

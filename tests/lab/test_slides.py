@@ -63,7 +63,6 @@ def test_another_file_than_the_one_we_tried_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("browser")
 def test_in_a_browser_every_slide_is_shown_whole(decks):
     if not shutil.which("npm") or not CHROMIUM.exists():
         pytest.skip("no npm or no Chromium, so no slide was looked at")

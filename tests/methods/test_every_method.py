@@ -1,5 +1,6 @@
 """What all methods share: settings, limits, partitions, counting, divergence."""
 
+import functools
 import itertools
 import math
 
@@ -8,6 +9,13 @@ from helpers import model_and_mask_bits, same, same_model, states
 
 from feddip_core import METHODS, Experiment, run
 from feddip_core.experiment import settings_of
+
+
+@pytest.fixture
+def tiny(tiny):
+    """Of the narrowest network: every method trains here, many times."""
+    return functools.partial(tiny, width=0.2)
+
 
 BUILT_IN = (
     "fedavg", "fedprox", "feddp", "dpf", "feddip", "feddip_prox", "prunefl", "snip", "prunetrain", "feddst", "fedgmp",

@@ -117,13 +117,13 @@ def test_each_switch_acts_alone(tiny, mini):
     assert not torch.equal(*(trained(f, f.start(), 0) for f in (dense, masked)))
 
 
-def test_a_dense_memory_is_centralised_dpf(tiny, mini, double_precision):
+def test_a_dense_memory_is_centralised_dpf(tiny, hardly_tested, double_precision):
     """One client that holds everything: error feedback without end, the mask renewed every two epochs."""
     exp = tiny(
         "dpf", regrowth="dense_memory", clients=1, clients_per_round=1, rounds=4, batch_size=100, weight_decay=0.01,
         gradient="eager", width=0.25,
     )  # fmt: skip
-    mini = dataclasses.replace(mini, x_train=mini.x_train[:500], y_train=mini.y_train[:500])
+    mini = dataclasses.replace(hardly_tested, x_train=hardly_tested.x_train[:500], y_train=hardly_tested.y_train[:500])
     visited = list(states(exp, mini))
     federation = visited[0][0]
     w = federation.start().w.clone()

@@ -78,14 +78,14 @@ SWAP = dict(method="feddip_swap", reconfigure_every=1, swap_every=2, adjust_unti
     (dict(method="fedgmp"), {}), (dict(method="fedgmp", mask_score="lamp", prune_begin=1, prune_end=4), {}),
     (SWAP, {2: 0.5236068, 4: 0.0763932}), (SWAP | dict(mask_score="lamp", prune_end=4), {2: 0.5236068, 4: 0.0763932}),
 ], ids=["plain", "lamp", "swaps", "swaps, lamp"])  # fmt: skip
-def test_the_algorithm_transcribed_naively_agrees(tiny, mini, double_precision, settings, swap_at):
+def test_the_algorithm_transcribed_naively_agrees(tiny, hardly_tested, double_precision, settings, swap_at):
     exp = tiny(width=0.1, clients=400, batch_size=8, **settings)
-    fast = list(states(exp, mini))
+    fast = list(states(exp, hardly_tested))
     federation = fast[0][0]
     names = list(federation.clients.layout.prunable)
     net, history = reference.fedgmp(
-        copy.deepcopy(assemble(exp, mini).clients.net), names, federation.select,
-        lambda t, n: data.batches(mini, federation.clients.parts[n], 8, 1, stream(exp.seed, "batches", t, n)),
+        copy.deepcopy(assemble(exp, hardly_tested).clients.net), names, federation.select,
+        lambda t, n: data.batches(hardly_tested, federation.clients.parts[n], 8, 1, stream(exp.seed, "batches", t, n)),
         lambda n: len(federation.clients.parts[n]),
         T=6, R=exp.reconfigure_every, b=exp.prune_begin, e=4, s_p=0.9, lamp=exp.mask_score == "lamp", swap_at=swap_at,
         eta_0=0.1, decay=0.998, weight_decay=5e-4,

@@ -63,17 +63,17 @@ def test_its_defaults():
     assert found == (10, 0.4, 600, 0.5, 10)
 
 
-def test_the_algorithm_transcribed_naively_agrees(tiny, mini, double_precision):
+def test_the_algorithm_transcribed_naively_agrees(tiny, hardly_tested, double_precision):
     own = dict(adjust_alpha=0.8, adjust_until=5, reconfigure_every=2, vote_share=0.2, vote_strength=2.0)
     exp = tiny("fedrts", rounds=4, width=0.1, clients=400, batch_size=8, sparsity_target=0.6, **own)
-    sizes = [v.numel() for v in assemble(exp, mini).start().m.values()]
+    sizes = [v.numel() for v in assemble(exp, hardly_tested).start().m.values()]
 
     def draw(t, kept, gone):
         numbers = np.random.default_rng(stream_seed(exp.seed, "fedrts", t))
         flat = numbers.beta(*(np.concatenate([np.array(v) for v in side]) for side in (kept, gone)))
         return [part.tolist() for part in np.split(flat, np.cumsum(sizes)[:-1])]
 
-    agrees_with(exp, mini, reference.FedRTS([[0] * n for n in sizes], 0.2, 2.0, draw))
+    agrees_with(exp, hardly_tested, reference.FedRTS([[0] * n for n in sizes], 0.2, 2.0, draw))
 
 
 def test_one_clients_vote_is_the_servers(tiny, mini):

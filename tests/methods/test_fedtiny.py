@@ -65,10 +65,10 @@ def test_the_rule_is_the_naive_one_and_keeps_every_layers_count(net, share, dens
 
 
 @pytest.mark.parametrize("gradients", ["top", "dense"])
-def test_the_algorithm_transcribed_naively_agrees(tiny, mini, double_precision, gradients):
+def test_the_algorithm_transcribed_naively_agrees(tiny, hardly_tested, double_precision, gradients):
     own = dict(adjust_alpha=0.8, adjust_until=6, reconfigure_every=2, adjust_gradients=gradients)
     exp = tiny("fedtiny", rounds=4, width=0.1, clients=400, batch_size=8, sparsity_target=0.6, **own)
-    agrees_with(exp, mini, lambda *args: reference.fedtiny_mask(*args, dense=gradients == "dense"))
+    agrees_with(exp, hardly_tested, lambda *args: reference.fedtiny_mask(*args, dense=gradients == "dense"))
 
 
 def test_without_a_share_it_is_feddst(tiny):

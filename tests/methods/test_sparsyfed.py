@@ -44,14 +44,14 @@ def test_with_exponent_one_and_no_sparsity_it_is_fedavg(tiny):
     assert same_model(run(tiny("sparsyfed", power=1, sparsity_target=0)), run(tiny("fedavg")))
 
 
-def test_the_algorithm_transcribed_naively_agrees(tiny, mini, double_precision):
+def test_the_algorithm_transcribed_naively_agrees(tiny, hardly_tested, double_precision):
     exp = tiny("sparsyfed", rounds=3, width=0.1, clients=400, batch_size=8, sparsity_target=0.6, learning_rate=0.3)
-    fast = list(states(exp, mini))
+    fast = list(states(exp, hardly_tested))
     federation = fast[0][0]
     names = list(federation.clients.layout.prunable)
     net, history = reference.sparsyfed(
-        copy.deepcopy(assemble(exp, mini).clients.net), names, federation.select,
-        lambda t, n: data.batches(mini, federation.clients.parts[n], 8, 1, stream(exp.seed, "batches", t, n)),
+        copy.deepcopy(assemble(exp, hardly_tested).clients.net), names, federation.select,
+        lambda t, n: data.batches(hardly_tested, federation.clients.parts[n], 8, 1, stream(exp.seed, "batches", t, n)),
         lambda n: len(federation.clients.parts[n]),
         T=3, s_p=0.6, beta=1.25, eta_0=0.3, decay=0.998, weight_decay=5e-4,
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """The exercises of the explorer, 08: each is read off a plan, and computed from one."""
 
+from functools import cache
+
 import pandas as pd
 
 from ...engine.assembly import assemble
@@ -11,6 +13,7 @@ from .checking import Exercise
 SETTINGS = dict(local_epochs=1, momentum=0.9, learning_rate=0.1, width=0.5)  # of the explorer in its notebook
 
 
+@cache
 def _planned(name: str) -> pd.DataFrame:
     """The plan of a preset in the explorer's notebook."""
     return plan(assemble(Experiment.preset("smoke", **SETTINGS, **PRESETS[name][0])))

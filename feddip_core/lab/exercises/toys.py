@@ -1,5 +1,7 @@
 """Toys that a student can follow with a pencil, and the sums behind the exercises."""
 
+from functools import cache
+
 import torch
 
 from ...client import error_feedback_step_, train_
@@ -48,6 +50,7 @@ def rounds_until_return(rule: str, steps: int, eta: float, most: int = 50) -> in
     return None
 
 
+@cache
 def lenet() -> Layout:
     return Layout.of(LeNet5())
 
@@ -82,7 +85,7 @@ def mean_density(exp: Experiment) -> float:
     return 1 - sum(sparsity_at(t, T, exp.sparsity_initial, exp.sparsity_target) for t in range(T)) / T
 
 
-def first_sparsity_for_mean(mean: float, s_p: float, T: int = 100_000) -> float:
+def first_sparsity_for_mean(mean: float, s_p: float, T: int = 10_000) -> float:
     """The s_0 whose schedule has this mean, which is linear in s_0."""
     low, high = (sum(sparsity_at(t, T, s_0, s_p) for t in range(T)) / T for s_0 in (0.0, s_p))
     return s_p * (mean - low) / (high - low)
