@@ -14,7 +14,8 @@ GLOBAL = threading.RLock()  # there is one global generator, whatever thread dra
 
 def stream_seed(seed: int, purpose: str, t: int = 0, n: int = 0) -> int:
     """A 63-bit number that differs for every (seed, purpose, round, client)."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}/{t}/{n}".encode()).digest()[:8], "big") >> 1
+    digest = hashlib.sha256(f"{seed}/{purpose}/{t}/{n}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def stream(seed: int, purpose: str, t: int = 0, n: int = 0) -> torch.Generator:
@@ -25,7 +26,6 @@ def stream(seed: int, purpose: str, t: int = 0, n: int = 0) -> torch.Generator:
 @contextmanager
 def global_stream(device: torch.device, seed: int, purpose: str, t: int = 0, n: int = 0):
     """For what only draws from torch's global generator (initialisation, dropout): seed it, and put it back after."""
-    cuda = device.type == "cuda"  # without one, torch would keep the seed and a traceback for devices to come
-    with GLOBAL, torch.random.fork_rng([device] if cuda else []):
-        (torch.manual_seed if cuda else torch.default_generator.manual_seed)(stream_seed(seed, purpose, t, n))
+    with GLOBAL, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(stream_seed(seed, purpose, t, n))
         yield

@@ -15,7 +15,9 @@ import torch.nn.functional as F
 def prune_(net, mask):
     for name, p in net.named_parameters():
         if name in mask:
-            p.data[~mask[name]] = 0.0
+            for i, keep in enumerate(mask[name].flatten().tolist()):
+                if not keep:
+                    p.data.view(-1)[i] = 0.0
 
 
 def global_magnitude_mask(net, names, zeros):
