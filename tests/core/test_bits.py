@@ -1,9 +1,9 @@
 """The golden bits: every method and switch gives the weights that it gave before the core was rebuilt.
 
-tests/golden.json holds 120 short runs, recorded by version 0.1, and a few of the methods that came later: a hash of the
-final weights, masks and statistics, and some metrics. On the processor and torch that recorded them the hash must be
-the same. Elsewhere sums are taken in another order, and the metrics must be near. A spread part of the cases is run
-here; `python tests/core/test_bits.py` runs all of them.
+tests/golden.json holds 120 short runs, recorded by version 0.1, and a few of the methods that came later: some metrics,
+and for each of two machines a hash of the final weights, masks and statistics. On a machine with their processor and
+torch the hash must be the same. Elsewhere sums are taken in another order, and the metrics must be near. A spread part
+of the cases is run here; `python tests/core/test_bits.py` runs all of them.
 """
 
 import hashlib
@@ -32,8 +32,9 @@ def processor():
 
 
 def recorded_here():
+    """Which of the machines that recorded hashes this one is like; None if it is like none."""
     here = dict(processor=processor(), capability=torch.backends.cpu.get_cpu_capability(), torch=torch.__version__)
-    return all(GOLDEN[k] == v for k, v in here.items())
+    return next((name for name, machine in GOLDEN["machines"].items() if machine == here), None)
 
 
 def experiment(case):
@@ -51,14 +52,16 @@ def digest(result):
 def check(case):
     result = run(experiment(case), progress=False)
     metrics = result.metrics
-    if recorded_here() and case["sha256"]:  # which is empty if the case was recorded on another processor
-        assert digest(result) == case["sha256"]
+    machine = recorded_here()
+    if machine in case["sha256"]:
+        assert digest(result) == case["sha256"][machine]
+    if machine == next(iter(case["sha256"])):  # which recorded the metrics too
         assert metrics["layer_zeros"].astype(str).tolist() == case["layer_zeros"]
         assert metrics["delta"].round(6).tolist() == case["delta"]
         assert metrics["test_accuracy"].round(6).tolist() == case["test_accuracy"]
     assert metrics["test_accuracy"].tolist() == pytest.approx(case["test_accuracy"], abs=0.02)
     # The paper's PruneTrain alone does not set its sparsity: a channel near the threshold may go a round later.
-    free = case["method"] == "prunetrain" and case["settings"].get("rules") != "released" and not recorded_here()
+    free = case["method"] == "prunetrain" and case["settings"].get("rules") != "released" and machine != "AVX2"
     assert metrics["sparsity"].round(6).tolist() == pytest.approx(case["sparsity"], abs=0.05 if free else 1e-9)
 
 
