@@ -17,6 +17,7 @@ from .wanted import FOUND, PAPER, RELEASED, VERSION_OF, as_released, wanted
 
 WIDE = 2.0  # points: an interval that reaches further to either side decides nothing in these tables
 REPRODUCED, BY_CODE, NOT, OPEN = "reproduced", "only by the released code", "not reproduced", "undecided"
+COLLAPSED = 15.0  # percent: hardly more than guessing among ten classes
 STAR = r" \*"  # beside a method whose penalty was searched
 RUNS = {
     "fashion_mnist": "LeNet-5 on Fashion-MNIST",
@@ -99,6 +100,8 @@ def headline(table: pd.DataFrame) -> str:
         for side in ("", "released_") if method in RELEASED else ("",):
             mean, std, n = row[[f"{side}mean", f"{side}std", f"{side}n"]]
             judgement = place(against(table.loc[[(name, method)]], side).iloc[0])
+            dead = (seeds_of(table.loc[[(name, method)]], side) < COLLAPSED).to_numpy().sum()
+            judgement += f"; {dead} of {n:.0f} runs end at guessing" * bool(dead)
             cells += [shown(mean, std), f"{n:.0f}", judgement]
         lines.append(f"| {' | '.join(cells + [''] * (9 - len(cells)))} |")
     return "\n".join(lines)

@@ -347,6 +347,8 @@ def test_the_headline_has_a_row_for_each_claim_of_the_paper(tmp_path):
     table = results.compared(tmp_path, "fashion_mini", "smoke")
     first = results.headline(table).splitlines()[2]
     assert first == f"| FedAvg | IID | 89.50 ± 0.09 | {mean:.2f} | 1 | one seed |  |  |  |"
+    table.loc[("Table III", "fedavg"), "seed 0"] = 10.0
+    assert "| one seed; 1 of 1 runs end at guessing |" in results.headline(table).splitlines()[2]
     early = 100 * metrics["test_accuracy"][2]  # the budget is 3.4 rounds of FedAvg
     assert table.loc[("Table IV", "fedavg"), ["paper", "mean"]].tolist() == pytest.approx([86.76, early])
     assert table.loc[("Figure 6", "feddip"), ["paper", "n"]].tolist() == [-6.97, 0]
