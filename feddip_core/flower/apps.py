@@ -68,7 +68,8 @@ def simulate(
     With `progress=False` what the actors print is not shown here; Ray keeps it in its own logs.
     """
     finished: list[Run] = []
-    app = servers(exp, out, data_dir, done=finished.append, **options)
+    # The clients are all here; to start their processes may take a busy machine minutes.
+    app = servers(exp, out, data_dir, done=finished.append, **dict(patience=ANSWER_WITHIN) | options)
     folder = data_dir and str(Path(data_dir).expanduser().resolve())
     from flwr.simulation import run_simulation  # Ray, which takes seconds to import
 

@@ -210,13 +210,6 @@ def test_threads_do_not_draw_from_each_others_stream(monkeypatch):
     assert other == [alone]
 
 
-def test_a_stream_on_the_cpu_seeds_no_other_device(monkeypatch):
-    """Where there is none, torch keeps the seed and the whole call stack for later: more work than a small gradient."""
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("it was seeded"))
-    with global_stream(torch.device("cpu"), 0, "one"):
-        torch.rand(1)
-
-
 def test_a_round_leaves_its_state_alone_and_says_what_it_averaged(tiny, mini):
     federation = assemble(tiny(rounds=2), mini)
     first, _ = federation.round(federation.start())

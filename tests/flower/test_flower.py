@@ -447,7 +447,8 @@ def test_the_bytes_on_the_network_are_those_of_the_accounting_and_a_little_frami
 @slow
 def test_the_simulation_gives_the_same_bits(few, tmp_path):
     exp = few(clients=6, clients_per_round=3, rounds=3)
-    flower.simulate(exp, tmp_path / "there", progress=False, observe=check_that_ray_asks_for_a_token)
+    limits = dict(patience=LIMIT, answer_within=LIMIT)
+    flower.simulate(exp, tmp_path / "there", progress=False, observe=check_that_ray_asks_for_a_token, **limits)
     run(exp, tmp_path / "here")
     assert_same_bits(exp, tmp_path / "here", tmp_path / "there")
 
