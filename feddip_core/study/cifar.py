@@ -13,9 +13,10 @@ from .reproduction import RUNS
 from .summary import label
 from .tables import final_zeros, find, layout, of_runs, over_seeds, shown, worth
 from .verdicts import NONE, bullets, counted, pairs, range_of, sentence
-from .wanted import Wanted, of_paper, scale, wanted
+from .wanted import Wanted, of_paper, reduced, scale, wanted
 
 PRESET = "narrow"
+HEADLINE = ("fedavg", "feddip", "fedgmp")  # what README shows
 ABOVE_GUESSING = 2  # a run has left its starting plateau when its tests stay above twice the accuracy of guessing
 
 
@@ -158,6 +159,18 @@ class Cifar:
         row = worth(of_runs(find(both, self.folder)[0])["last five"], {a: b}).loc[a]
         said = f"{range_of(row)} points ({counted(row)})" if row["n"] else "not run yet"
         return [f"{RUNS['fashion_mnist']}, at full size: {said}."]
+
+
+def headline(folder: str | Path) -> str:
+    """README's table: a row per data set that has a record."""
+    lines = [f"| narrow network | {' | '.join(map(label, HEADLINE))} | n |", f"|{'---|' * (len(HEADLINE) + 2)}"]
+    for dataset in ("cifar10", "cifar100"):
+        own = Cifar(folder, dataset)
+        found = own.table().loc[list(HEADLINE)]
+        if found["n"].any():
+            cells = [f"{RUNS[dataset]}; {reduced(own.wanted)}", *map(shown, found["last five"])]
+            lines.append(f"| {' | '.join(cells)} | {found['n'].max():.0f} |")
+    return "\n".join(lines)
 
 
 def named(run: str) -> str:

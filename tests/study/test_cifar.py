@@ -125,3 +125,9 @@ def test_a_table_of_accuracy_at_a_budget_reads_tested_rounds(few):
     stop = results.at_budget(rounds, 2 * 57, results.BITS)
     assert stop["round"].tolist() == [50] and stop["test_accuracy"].tolist() == pytest.approx([80])
     assert pd.isna(few.rounds["test_accuracy"]).any()
+
+
+def test_readme_has_a_row_for_a_data_set_with_a_record(few, tmp_path):
+    row = "| AlexNet on CIFAR-10; reduced: width = 0.125 instead of 1 | 80.00 | 78.00 | 81.00 | 1 |"
+    assert cifar.headline(few.folder).splitlines()[2:] == [row]
+    assert len(cifar.headline(tmp_path).splitlines()) == 2
