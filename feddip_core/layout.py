@@ -75,10 +75,9 @@ class Layout:
 
     def flat_mask(self, m: Mask, like: Tensor) -> Tensor:
         """The mask as a vector of zeros and ones; parameters that are never pruned get ones."""
-        flat = torch.ones_like(like)
-        for k, view in self.weights(flat).items():
-            view.copy_(m[k])
-        return flat
+        ones = torch.ones(self.size, dtype=torch.bool, device=like.device)
+        parts = [m[k].flatten() if k in self.prunable else ones[span] for k, span in self.spans.items()]
+        return torch.cat([part.to(like.device) for part in parts]).to(like.dtype)
 
     def mask_of(self, flat: Tensor) -> Mask:
         """The mask from a vector made by `flat_mask`."""
