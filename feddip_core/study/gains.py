@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..engine import records
-from .beyond import SEEDS, TARGETS, candidates, chosen
+from .beyond import SEEDS, TARGETS, candidates, chosen, rates_of, said
 from .choosing import SEED, experiment
 from .findings import uplinks
 from .standings import row_of
@@ -77,15 +77,15 @@ def _whole(value: float) -> str:
 # What is a difference.
 
 
-def decay_of(runs: Wanted, s: float) -> str:
-    """The end of the labels that share our best's decay at this target."""
-    return f", decay {runs[f'best, {s:.0%}'][0].learning_rate_decay:g}"
+def rates_at(runs: Wanted, s: float) -> str:
+    """The end of the labels that share our best's decay and step size at this target."""
+    return said(rates_of(runs[f"best, {s:.0%}"][0]))
 
 
 def opponents(runs: Wanted, s: float) -> list[str]:
-    """FedDIP at this target with our best's decay, by both rules; none while the best is not chosen."""
+    """FedDIP at this target with our best's step sizes, by both rules; none while the best is not chosen."""
     best = f"best, {s:.0%}"
-    return [f"{name}, {s:.0%}{decay_of(runs, s)}" for name in ("FedDIP", "FedDIP, released")] if best in runs else []
+    return [f"{name}, {s:.0%}{rates_at(runs, s)}" for name in ("FedDIP", "FedDIP, released")] if best in runs else []
 
 
 def pairs(runs: Wanted) -> dict[str, list[tuple[str, str]]]:
@@ -95,7 +95,7 @@ def pairs(runs: Wanted) -> dict[str, list[tuple[str, str]]]:
         "ours": [(f"FedGMP, {s}", f"{other}, {s}") for s in targets for other in ("FedDIP", "FedDIP, released")]
         + [("FedGMP, 90%", "FedAvg")]
         + [(f"best, {s:.0%}", other) for s in (0.9, 0.99) for other in opponents(runs, s)]
-        + [(f"best, {s:.0%}", f"FedAvg{decay_of(runs, s)}") for s in (0.9, 0.99) if f"best, {s:.0%}" in runs]
+        + [(f"best, {s:.0%}", f"FedAvg{rates_at(runs, s)}") for s in (0.9, 0.99) if f"best, {s:.0%}" in runs]
         + [(f"best, {s}", f"FedGMP, {s}") for s in ("90%", "95%", "99%")],
         "ingredients": [(label, "FedGMP, 99%") for label in runs if label.endswith(" alone")],
         "the decay": [(label, label.partition(", decay")[0]) for label in runs if ", decay" in label],
@@ -203,7 +203,7 @@ def goals(runs: Wanted, rounds: pd.DataFrame, folder: str | Path) -> pd.DataFram
     best = "best, 90%"
     share = MB.get(best, float("nan")) / MB["FedAvg"]
     add(0.9, "at most 30% of FedAvg's bytes", [best, "FedAvg"], f"{share:.0%}", share <= 0.3)
-    fedavg = f"FedAvg{decay_of(runs, 0.9)}" if best in runs else "FedAvg"
+    fedavg = f"FedAvg{rates_at(runs, 0.9)}" if best in runs else "FedAvg"
     verdict = compared(values, [(best, fedavg)]).iloc[0]
     words = f"{range_of(verdict)} points, {verdict['verdict']}"
     add(0.9, "not below our FedAvg with the same decay", [best, fedavg], words, verdict["verdict"] != BELOW)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from feddip_core.study import beyond, choosing, wanted
+from feddip_core.study import beyond, choosing, gains, wanted
 
 
 def test_the_choice_is_made_in_at_most_24_runs_with_a_seed_that_is_not_reported():
@@ -57,6 +57,17 @@ def test_the_best_is_paired_with_fedavg_and_both_feddips_at_its_decay(choose):
         assert name in runs
     assert {"FedAvg, decay 0.999", "FedAvg, decay 0.9995"} <= set(runs)
     assert len(runs) == 30
+
+
+def test_the_best_is_paired_at_its_step_size_too(choose):
+    runs = choose("99%, twice the step size", "90%, pruned by round 600")
+    rates = dict(learning_rate_decay=0.9995, learning_rate=0.02)
+    ends = ("FedDIP, 99%", "FedDIP, released, 99%", "FedAvg")
+    for name in ends:
+        assert rates.items() <= runs[f"{name}, decay 0.9995, step size 0.02"].items()
+    assert "learning_rate" not in runs["FedDIP, 90%, decay 0.9995"] and "FedDIP, 99%, decay 0.9995" not in runs
+    experiments = {name: [choosing.experiment("fashion_mnist", own)] for name, own in runs.items()}
+    assert gains.opponents(experiments, 0.99) == [f"{name}, decay 0.9995, step size 0.02" for name in ends[:2]]
 
 
 def test_each_ingredient_stands_alone(choose):
