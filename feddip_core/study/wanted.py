@@ -88,9 +88,10 @@ def wanted(result: str, preset: str, dataset: str, **options: Any) -> dict[str, 
         raise ValueError(f"result: {result!r} is not allowed; it must be one of {', '.join(known)}")
     search, one = result.endswith("_grid"), result in ONE_SEED
     seeds = OUR_SEEDS.get(result, SEEDS[preset][:1] if search or one else SEEDS[preset])
-    short = {"rounds": max(Experiment.preset(preset, dataset).rounds // GRID_SHARE, 1)} if search else {}
+    how = {"rounds": max(Experiment.preset(preset, dataset).rounds // GRID_SHARE, 1)} if search else {}
+    how |= choosing.SELDOM if seeds == (choosing.SEED,) else {}
     return {
-        label: [Experiment.preset(preset, dataset, seed=seed, **changes, **short) for seed in seeds]
+        label: [Experiment.preset(preset, dataset, seed=seed, **changes, **how) for seed in seeds]
         for label, changes in known[result](dataset, **options).items()
     }
 

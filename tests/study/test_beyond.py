@@ -2,7 +2,7 @@
 
 import pytest
 
-from feddip_core.study import beyond, choosing, gains, wanted
+from feddip_core.study import beyond, choosing, gains, league, wanted
 
 
 def test_the_choice_is_made_in_at_most_24_runs_with_a_seed_that_is_not_reported():
@@ -12,6 +12,18 @@ def test_the_choice_is_made_in_at_most_24_runs_with_a_seed_that_is_not_reported(
     assert len(runs) <= 24 and len({own[0].run_id for own in runs.values()}) == len(runs)
     assert {exp.rounds for (exp,) in runs.values()} == {1000}
     assert {exp.sparsity_target for (exp,) in runs.values() if exp.method != "fedavg"} == {0.9, 0.95, 0.99}
+
+
+@pytest.mark.parametrize("result", ["choices", "league_choices"])
+def test_the_runs_of_a_choice_are_those_that_it_looks_for(result):
+    """They are seldom tested, which changes no model; those that are reported are tested in every round."""
+    made = wanted.wanted(result, "paper", "fashion_mnist")
+    tried = {**beyond.choices(), **league.choices()}
+    assert all(exp == choosing.experiment("fashion_mnist", tried[name], 10) for name, (exp,) in made.items())
+    assert {exp.evaluate_every for (exp,) in made.values()} == {50}
+    reported = wanted.wanted("beyond", "paper", "fashion_mnist") | wanted.wanted("league", "paper", "fashion_mnist")
+    assert {exp.evaluate_every for own in reported.values() for exp in own} == {1}
+    assert {choosing.experiment("fashion_mnist", own).evaluate_every for own in tried.values()} == {1}
 
 
 def ids(*results, **options):
