@@ -17,7 +17,7 @@ SEEDS = (1, 2, 3)
 TARGETS = (0.9, 0.99)
 DECAYS = dict(learning_rate_decay=(0.998, 0.9995))  # every grid has them: Table II's leaves an eighth of the step size
 # PruneTrain does not control its sparsity, and FedProx is FedAvg on IID data: neither enters. In each grid the first
-# value of a setting is the method's own default.
+# value of a setting is the method's own default, except SparsyFed's learning rate.
 ENTRANTS: dict[str, dict[str, Sequence[Any]]] = {
     "fedavg": dict(learning_rate=(0.01, 0.02)),
     "dpf": dict(reconfigure_every=(5, 20)),

@@ -14,6 +14,7 @@ from .. import models
 from ..communication import BITS_PER_WEIGHT
 from ..engine import records
 from ..experiment import Experiment, class_of, is_hook
+from ..methods.asking import Asking
 from ..methods.prunefl import uses_of
 from ..presets import CLASSES
 from .league import SEEDS, SPARSE_UPLINK, TARGETS
@@ -70,18 +71,22 @@ def flops(exp: Experiment, run: pd.DataFrame) -> float:
 
     Only kept weights count, except in the product that gives weights their gradients where these are needed for pruned
     weights too. Such a round is known by its upload: it is at least as large as a dense model. Batch gradients that
-    only rank weights, and work before the first round, are not counted.
+    only rank weights, and work before the first round, are not counted; nor do the bits of that work say anything.
     """
     uses = torch.tensor(_uses(exp), dtype=torch.float64)
     sizes = torch.tensor([shape.numel() for shape in layout(exp).prunable_shapes.values()], dtype=torch.float64)
     zeros = [torch.tensor([int(z) for z in row.split()], dtype=torch.float64) for row in run["layer_zeros"]]
-    dense_upload = exp.clients_per_round * BITS_PER_WEIGHT * layout(exp).size
+    dense = exp.clients_per_round * BITS_PER_WEIGHT * layout(exp).size
+    ups, asked = run["uplink_bits"].tolist(), issubclass(exp.method_class, Asking)
+    ups[0] = 0 if asked else ups[0]
     samples = exp.clients_per_round * exp.local_epochs * SAMPLES[exp.dataset] / exp.clients
     total = 0.0
-    # A round's steps use the mask that the round before left. The first mask is not recorded: the second one stands in.
-    for before, up in zip([zeros[0], *zeros[:-1]], run["uplink_bits"], strict=True):
+    # A round's steps use the mask that the round before left. The first mask is not recorded: the second one stands in,
+    # unless the first download was a dense model.
+    first = zeros[0] * (asked or run["downlink_bits"].iloc[0] < dense)
+    for before, up in zip([first, *zeros[:-1]], ups, strict=True):
         kept = float((uses * (sizes - before)).sum())
-        total += 2 * kept + (float((uses * sizes).sum()) if up >= dense_upload else kept)
+        total += 2 * kept + (float((uses * sizes).sum()) if up >= dense else kept)
     return 2 * total * samples
 
 

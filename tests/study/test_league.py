@@ -103,13 +103,20 @@ def test_the_table_and_its_figure_by_hand(monkeypatch):
 def test_flops_by_hand():
     """A forward pass of LeNet-5 takes 416,520 multiply-adds; a round has 5 clients with 5 passes over 1,200 images."""
     macs, samples = (117_600, 240_000, 48_000, 10_080, 840), 5 * 5 * 1_200
-    exp = Experiment.preset("paper", method="feddip")
-    dense = pd.DataFrame({"layer_zeros": [DENSE], "uplink_bits": [0]})
-    assert standings.flops(exp, dense) == pytest.approx(3 * 2 * 416_520 * samples)
+    model = 5 * 32 * 61_706
+
+    def counted(method, zeros, down, up):
+        rows = pd.DataFrame({"layer_zeros": zeros, "downlink_bits": down, "uplink_bits": up})
+        return standings.flops(Experiment.preset("paper", method=method), rows) / (2 * sum(macs) * samples)
+
     half = " ".join(str(n // 2) for n in SIZES)
-    for upload, products in ((0, 1.5), (5 * 32 * 61_706, 2.0)):  # of which the third is dense if the upload is
-        rows = pd.DataFrame({"layer_zeros": [half], "uplink_bits": [upload]})
-        assert standings.flops(exp, rows) == pytest.approx(2 * products * sum(macs) * samples)
+    assert sum(macs) == 416_520 and counted("feddip", [DENSE], [model], [0]) == pytest.approx(3)
+    assert counted("feddip", [half], [0], [0]) == pytest.approx(1.5)
+    assert counted("feddip", [half], [0], [model]) == pytest.approx(2)  # a third is dense if the upload is
+    # SparsyFed starts dense; then the masks of its clients count.
+    assert counted("sparsyfed", [half, half], [model, 0], [0, 0]) == pytest.approx(3 + 1.5)
+    # What SSFL asks all clients before the first round is counted with it, and says nothing of its steps.
+    assert counted("ssfl", [half, half], [11 * model, 0], [10 * model, 0]) == pytest.approx(1.5 + 1.5)
 
 
 class Mine(Method):
