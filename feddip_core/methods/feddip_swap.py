@@ -44,18 +44,23 @@ class FedDIPSwap(FedGMP):
         swaps = tau % exp.swap_every == 0 and tau < exp.adjust_until
         return regrowth_fraction_at(tau, T=exp.adjust_until, alpha=exp.adjust_alpha) if swaps else 0.0
 
+    def keep(self, t: int) -> int:
+        """How many weights the schedule keeps after round t."""
+        n_w = self.layout.prunable_size
+        return n_w - round(self.sparsity(t + 1) * n_w)
+
     def feeds_back(self, state):
-        return state.m is not None and self.fraction(state.t) > 0
+        # A share that is less than one weight is not worth a dense upload.
+        return state.m is not None and int(self.fraction(state.t) * self.keep(state.t)) > 0
 
     def next(self, average, state):
         if not self.feeds_back(state):
             return super().next(average, state)
-        w, n_w = average.mean["w"], self.layout.prunable_size
+        w = average.mean["w"]
         alive = self.layout.prune(w, state.m)
-        keep = n_w - round(self.sparsity(state.t + 1) * n_w)
         score, moved = self.score(self.layout.weights(alive)), self.layout.weights(w)
         # A returning weight starts from zero: its movement only shows that it is worth a try.
-        return alive, swapped(score, moved, state.m, keep, self.fraction(state.t)), {}
+        return alive, swapped(score, moved, state.m, self.keep(state.t), self.fraction(state.t)), {}
 
 
 def swapped(score: Weights, moved: Weights, m: Mask, keep: int, fraction: float) -> Mask:

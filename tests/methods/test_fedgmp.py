@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 
 import pytest
 import reference
@@ -160,6 +161,18 @@ def test_the_share_that_is_swapped_by_hand(tiny, mini):
         ValueError, match=r"^swap_every: 12 is not allowed; it must be a multiple of reconfigure_every, 5$"
     ):
         exp.replace(swap_every=12)
+
+
+def test_a_share_of_less_than_one_weight_uploads_no_pruned_ones(tiny, mini):
+    exp = tiny("feddip_swap", rounds=1000, sparsity_target=0.99, reconfigure_every=5, swap_every=20)
+    federation = assemble(exp, mini)
+    method, state = federation.method, federation.start()
+    keep = method.layout.prunable_size - round(0.99 * method.layout.prunable_size)
+    state = state.replace(m=masks.magnitude_mask(method.layout.weights(state.w), 0.99))
+    for tau in range(600, 800, 20):
+        share = 0.15 * (1 + math.cos(math.pi * tau / 800))
+        assert method.feeds_back(state.replace(t=tau - 1)) == (share * keep >= 1)
+    assert 0 < method.fraction(779) * keep < 1 and method.upload(state.replace(t=779), 0).kept == keep
 
 
 def test_without_a_share_it_is_fedgmp(tiny):
