@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from feddip_core import METHODS, Experiment, Method, real
+from feddip_core import METHODS, Experiment, Method, real, run
 from feddip_core.batch import command
 from feddip_core.engine import records
 from feddip_core.study import choosing, figures, league, standings, wanted
@@ -22,9 +22,20 @@ def test_every_method_that_controls_its_sparsity_enters_with_a_grid_of_four():
     for entrant in league.ENTRANTS:
         tried = league.grid(entrant)
         assert len(tried) == 4 and len({tuple(one.values()) for one in tried}) == 4
-        exp = Experiment.preset("paper", method=entrant)
-        if entrant != "sparsyfed":  # whose steps are smaller at the same rate
-            assert tried[0] == {k: getattr(exp, k) for k in tried[0]}
+        exp = Experiment.preset("paper", method=entrant, **league.PUBLISHED.get(entrant, {}))
+        assert tried[0] == {k: getattr(exp, k) for k in tried[0]}
+
+
+def test_sparsyfeds_published_step_leaves_no_layer_empty():
+    """Its first round prunes almost the first weights, of which those of wide layers are the smallest."""
+    own = dict(league.PUBLISHED["sparsyfed"], method="sparsyfed", sparsity_target=0.99)
+    exp = Experiment.preset("paper", "fashion_mnist", **own).replace(dataset="fashion_mini", clients=5, rounds=1)
+    assert min(kept_in_layers(exp)) > 0 and kept_in_layers(exp.replace(learning_rate=0.04))[2] == 0
+
+
+def kept_in_layers(exp):
+    zeros = run(exp, progress=False).metrics["layer_zeros"].iloc[-1].split()
+    return [size - int(z) for size, z in zip(SIZES, zeros, strict=True)]
 
 
 def test_settings_are_chosen_with_a_seed_that_is_not_reported():
@@ -40,7 +51,8 @@ def test_the_runs_of_the_league(tmp_path):
     for name, exps in runs.items():
         assert [exp.seed for exp in exps] == [1, 2, 3]
         differs = set(exps[0].differences_from_paper())
-        assert differs <= {"sparsity_target", "sparse_uplink"} and ("at 0.99" in name) == ("sparsity_target" in differs)
+        own = {"sparse_uplink", *league.PUBLISHED.get(exps[0].method, {})}
+        assert differs - own == ({"sparsity_target"} if "at 0.99" in name else set())
 
 
 def kept_record(exp, folder, accuracies):
