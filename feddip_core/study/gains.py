@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..engine import records
-from .beyond import SEEDS, TARGETS, candidates, chosen, rates_of, said
+from .beyond import SEEDS, TARGETS, candidates, chosen, said
 from .choosing import SEED, experiment
 from .findings import uplinks
 from .standings import row_of
@@ -77,15 +77,15 @@ def _whole(value: float) -> str:
 # What is a difference.
 
 
-def rates_at(runs: Wanted, s: float) -> str:
-    """The end of the labels that share our best's decay and step size at this target."""
-    return said(rates_of(runs[f"best, {s:.0%}"][0]))
+def steps_at(runs: Wanted, s: float) -> str:
+    """The end of the labels that share our best's step size at this target."""
+    return said(runs[f"best, {s:.0%}"][0])
 
 
 def opponents(runs: Wanted, s: float) -> list[str]:
     """FedDIP at this target with our best's step sizes, by both rules; none while the best is not chosen."""
     best = f"best, {s:.0%}"
-    return [f"{name}, {s:.0%}{rates_at(runs, s)}" for name in ("FedDIP", "FedDIP, released")] if best in runs else []
+    return [f"{name}, {s:.0%}{steps_at(runs, s)}" for name in ("FedDIP", "FedDIP, released")] if best in runs else []
 
 
 def pairs(runs: Wanted) -> dict[str, list[tuple[str, str]]]:
@@ -95,10 +95,10 @@ def pairs(runs: Wanted) -> dict[str, list[tuple[str, str]]]:
         "ours": [(f"FedGMP, {s}", f"{other}, {s}") for s in targets for other in ("FedDIP", "FedDIP, released")]
         + [("FedGMP, 90%", "FedAvg")]
         + [(f"best, {s:.0%}", other) for s in (0.9, 0.99) for other in opponents(runs, s)]
-        + [(f"best, {s:.0%}", f"FedAvg{rates_at(runs, s)}") for s in (0.9, 0.99) if f"best, {s:.0%}" in runs]
+        + [(f"best, {s:.0%}", f"FedAvg{steps_at(runs, s)}") for s in (0.9, 0.99) if f"best, {s:.0%}" in runs]
         + [(f"best, {s}", f"FedGMP, {s}") for s in ("90%", "95%", "99%")],
         "ingredients": [(label, "FedGMP, 99%") for label in runs if label.endswith(" alone")],
-        "the decay": [(label, label.partition(", decay")[0]) for label in runs if ", decay" in label],
+        "the steps": [(label, label.partition(", steps of")[0]) for label in runs if ", steps of" in label],
         "sixteen bits": [(label, label.removesuffix(", 16 bits")) for label in runs if label.endswith("16 bits")],
         "pathological": [(f"{a}, 90%, pathological", "FedAvg, pathological") for a in ("FedGMP", "best")],
     }
@@ -196,17 +196,17 @@ def goals(runs: Wanted, rounds: pd.DataFrame, folder: str | Path) -> pd.DataFram
     strongest = max(others, key=lambda label: mean.fillna(0)[label], default=None)
     gap = compared(values, [(best, strongest)]).iloc[0]["mean"] if strongest else float("nan")
     share = MB[best] / MB[strongest] if strongest else float("nan")
-    add(0.99, "2 points above the best FedDIP with the same decay", needs, f"{gap:+.2f} points", gap >= 2)
+    add(0.99, "2 points above the best FedDIP with the same steps", needs, f"{gap:+.2f} points", gap >= 2)
     add(0.99, "at most a third of that FedDIP's bytes", needs, f"{share:.0%}", share <= 1 / 3)
     accuracy(0.95, paper["FedDIP, 90%"], "at least the paper's FedDIP at 90%:")
     accuracy(0.9, paper["FedAvg"], "at least the paper's FedAvg:")
     best = "best, 90%"
     share = MB.get(best, float("nan")) / MB["FedAvg"]
     add(0.9, "at most 30% of FedAvg's bytes", [best, "FedAvg"], f"{share:.0%}", share <= 0.3)
-    fedavg = f"FedAvg{rates_at(runs, 0.9)}" if best in runs else "FedAvg"
+    fedavg = f"FedAvg{steps_at(runs, 0.9)}" if best in runs else "FedAvg"
     verdict = compared(values, [(best, fedavg)]).iloc[0]
     words = f"{range_of(verdict)} points, {verdict['verdict']}"
-    add(0.9, "not below our FedAvg with the same decay", [best, fedavg], words, verdict["verdict"] != BELOW)
+    add(0.9, "not below our FedAvg with the same steps", [best, fedavg], words, verdict["verdict"] != BELOW)
     return pd.DataFrame([*rows, _same_model(folder), *_faster()]).set_index("zeros")
 
 

@@ -11,7 +11,7 @@ def test_the_choice_is_made_in_at_most_24_runs_with_a_seed_that_is_not_reported(
     assert seeds == (10,) and 10 not in wanted.SEEDS["paper"] and 10 not in beyond.SEEDS
     assert len(runs) <= 24 and len({own[0].run_id for own in runs.values()}) == len(runs)
     assert {exp.rounds for (exp,) in runs.values()} == {1000}
-    assert {exp.sparsity_target for (exp,) in runs.values() if exp.method != "fedavg"} == {0.9, 0.95, 0.99}
+    assert {exp.sparsity_target for (exp,) in runs.values()} == {0.9, 0.95, 0.99}
 
 
 @pytest.mark.parametrize("result", ["choices", "league_choices"])
@@ -54,45 +54,40 @@ def choose(monkeypatch, tmp_path):
 
 
 def test_the_best_of_all_candidates_is_reported_once_all_have_a_record(choose):
-    swaps, gradual = "99%, no decay", "90%, pruned by round 800, decay 0.999"
-    runs = choose(swaps, gradual, missing=["95%, swaps"])
+    swaps, gradual = "99%, steps of 0.02", "90%, steps of 0.02, decay 0.999"
+    runs = choose(swaps, gradual, missing=["95%"])
     assert runs["best, 99%"] == beyond.choices()[swaps] and runs["best, 90%"] == beyond.choices()[gradual]
     assert "best, 95%" not in runs
     assert runs["best, 90%, pathological"] == runs["best, 90%"] | dict(partition="pathological")
     assert next(iter(runs)) == "best, 99%"
-    assert "best, 99%" not in choose(swaps, missing=["99%, twice the step size"])
+    assert "best, 99%" not in choose(swaps, missing=["99%"])
 
 
-def test_the_best_is_paired_with_fedavg_and_both_feddips_at_its_decay(choose):
-    runs = choose("99%, decay 0.999", "90%, pruned by round 600")
-    for name in ("FedDIP, 99%, decay 0.999", "FedDIP, released, 99%, decay 0.999", "FedDIP, 90%, decay 0.9995"):
-        assert name in runs
-    assert {"FedAvg, decay 0.999", "FedAvg, decay 0.9995"} <= set(runs)
-    assert len(runs) == 30
-
-
-def test_the_best_is_paired_at_its_step_size_too(choose):
-    runs = choose("99%, twice the step size", "90%, pruned by round 600")
-    rates = dict(learning_rate_decay=0.9995, learning_rate=0.02)
-    ends = ("FedDIP, 99%", "FedDIP, released, 99%", "FedAvg")
-    for name in ends:
-        assert rates.items() <= runs[f"{name}, decay 0.9995, step size 0.02"].items()
-    assert "learning_rate" not in runs["FedDIP, 90%, decay 0.9995"] and "FedDIP, 99%, decay 0.9995" not in runs
+def test_the_best_is_paired_with_fedavg_and_both_feddips_at_its_steps(choose):
+    runs = choose("99%, steps of 0.03, decay 0.999", "90%, pruned by 600")
+    for at_99, at_90 in (
+        ("FedDIP, 99%", "FedDIP, 90%"),
+        ("FedDIP, released, 99%", "FedDIP, released, 90%"),
+        ("FedAvg",) * 2,
+    ):
+        assert beyond.steps(0.03, 0.999).items() <= runs[f"{at_99}, steps of 0.03, decay 0.999"].items()
+        assert beyond.steps().items() <= runs[f"{at_90}, steps of 0.01, decay 0.9995"].items()
+    assert len(runs) == 31
     experiments = {name: [choosing.experiment("fashion_mnist", own)] for name, own in runs.items()}
-    assert gains.opponents(experiments, 0.99) == [f"{name}, decay 0.9995, step size 0.02" for name in ends[:2]]
+    ends = [f"{name}, 99%, steps of 0.03, decay 0.999" for name in ("FedDIP", "FedDIP, released")]
+    assert gains.opponents(experiments, 0.99) == ends
 
 
 def test_each_ingredient_stands_alone(choose):
-    runs = choose("99%, half of the weights swapped", "90%, swaps")
+    runs = choose("99%, steps of 0.05, decay 0.999, half swapped", "90%")
     alone = {name: own for name, own in runs.items() if "alone" in name}
     assert alone["FedGMP, 99%, swaps alone"] == dict(sparsity_target=0.99, method="feddip_swap", adjust_alpha=0.5)
-    assert alone["FedGMP, 99%, LAMP alone"]["mask_score"] == "lamp" and len(alone) == 4
-    without = {name for name in choose("99%, no swaps") if "alone" in name}
-    assert len(without) == 3 and "FedGMP, 99%, swaps alone" not in without
+    assert alone["FedGMP, 99%, LAMP alone"]["mask_score"] == "lamp" and len(alone) == 5
+    without = {name for name in choose("99%, steps of 0.05, decay 0.999, no swaps") if "alone" in name}
+    assert len(without) == 4 and "FedGMP, 99%, swaps alone" not in without
 
 
 def test_the_choice_never_makes_a_run_twice(choose):
     for name in beyond.candidates(0.99):
-        made = [choosing.experiment("fashion_mnist", own) for own in choose(name, "90%, swaps").values()]
-        same = 4 if name == "99%, Table II's decay" else 0  # FedAvg and FedDIP have it anyway
-        assert len(made) - len({exp.run_id for exp in made}) <= same and len(made) <= 32
+        made = [choosing.experiment("fashion_mnist", own) for own in choose(name, "90%, pruned by 700, swaps").values()]
+        assert len(made) == len({exp.run_id for exp in made}) <= 32

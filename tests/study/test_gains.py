@@ -10,7 +10,7 @@ import pytest
 
 from feddip_core.study import beyond, choosing, figures, findings, gains
 
-BEST = {0.9: "90%, pruned by round 800, decay 0.999", 0.95: "95%, swaps", 0.99: "99%, swaps every 10 rounds"}
+BEST = {0.9: "90%, steps of 0.02, decay 0.999", 0.95: "95%", 0.99: "99%, steps of 0.02"}
 SIZES = (150, 2_400, 48_000, 10_080, 840)
 
 
@@ -77,13 +77,13 @@ def test_goals_are_met_missed_or_open(records, monkeypatch, tmp_path):
 
 def test_a_gap_is_that_to_the_stronger_feddip_and_a_missing_one_keeps_the_goal_open(records):
     def accuracy(label, seed):
-        if label == "FedDIP, released, 99%, decay 0.9995":
+        if label == "FedDIP, released, 99%, steps of 0.02, decay 0.9995":
             return None if seed == 3 else 86.5
         return ours_win(label, seed)
 
     runs, rounds, _ = records(accuracy, bytes_of)
     goal = (
-        gains.goals(runs, rounds, "nowhere").set_index("goal").loc["2 points above the best FedDIP with the same decay"]
+        gains.goals(runs, rounds, "nowhere").set_index("goal").loc["2 points above the best FedDIP with the same steps"]
     )
     assert goal.to_dict() == {"found": "+1.52 points", "seeds": "2 of 3", "state": gains.SOME}
 
@@ -102,11 +102,14 @@ def test_before_the_choice_the_goals_wait(records, monkeypatch, tmp_path):
     assert gains.compared(gains.values_of(rounds), gains.pairs(runs)["ingredients"]).empty
 
 
-def test_the_answer_gives_both_sides_the_same_decay(records):
+def test_the_answer_gives_both_sides_the_same_steps(records):
     runs, rounds, states = records(ours_win, bytes_of)
     answer = gains.answer(runs, gains.table_of(runs, rounds), states)
-    assert "our best reaches 88.02 ± 0.01 % for 450 MB (n = 3), and FedDIP, decay 0.9995 reaches 83.02" in answer
-    assert "FedDIP, decay 0.999 reaches 85.02" in answer
+    assert (
+        "our best reaches 88.02 ± 0.01 % for 450 MB (n = 3), and FedDIP, steps of 0.02, decay 0.9995 reaches 83.02"
+        in answer
+    )
+    assert "FedDIP, steps of 0.02, decay 0.999 reaches 85.02" in answer
 
 
 def test_seed_0_stands_in_but_does_not_count(records):
@@ -124,7 +127,7 @@ def test_seed_0_stands_in_but_does_not_count(records):
 def test_differences_are_judged_seed_by_seed(records):
     runs, rounds, _ = records(ours_win, bytes_of)
     found = gains.compared(gains.values_of(rounds), gains.pairs(runs)["ours"])
-    row = found.loc[("best, 99%", "FedDIP, 99%, decay 0.9995")]
+    row = found.loc[("best, 99%", "FedDIP, 99%, steps of 0.02, decay 0.9995")]
     assert row["mean"] == pytest.approx(5) and row["n"] == 3
     shown = gains.as_worth(found)
     assert shown.loc[("best, 99%", "FedGMP, 99%"), "points"].startswith("+5.00")
@@ -138,7 +141,7 @@ def test_the_figure_says_every_point(records):
     missing = sum("95%" in label for label in table.index)
     assert f"{len(table) - missing} of {len(table)} settings have a record" in words
     assert "our best 99%: 88.02 % for 450 MB (n = 3)" in words and "FedAvg 90.02 % for 2,400 MB" in words
-    assert "99% decay 0.9995: 83.02 % for 1,500 MB" in words and "the paper's FedAvg 89.50 %" in words
+    assert "99% steps of 0.02, decay 0.9995: 83.02 % for 1,500 MB" in words and "the paper's FedAvg 89.50 %" in words
     assert not any(word in words for word in ("alone", "pathological", "95%"))
 
 
@@ -164,7 +167,7 @@ def test_the_notebook_says_what_there_is(records, monkeypatch, tmp_path, capsys,
 
 
 def test_candidates_that_fell_behind_are_named(monkeypatch):
-    ended = {"90%, pruned by round 600": 88.0, "90%, swaps": 87.5, "90%, pruned by round 800": 88.5}
+    ended = {"90%": 88.0, "90%, pruned by 700, swaps": 87.5, "90%, pruned by 600": 88.5}
 
     def find(runs, folder):
         found = [rounds_of(label, exps[0], ended[label], 500) for label, exps in runs.items() if label in ended]
@@ -174,9 +177,10 @@ def test_candidates_that_fell_behind_are_named(monkeypatch):
     monkeypatch.setattr(gains, "find", find)
     first, second, _ = gains.unhelpful("nowhere")
     assert first == (
-        "90% zeros, seed 10: 2 of 4 changes can be judged yet. Not above the first candidate: swaps (-0.50)."
+        "90% zeros, seed 10: 2 of 5 changes can be judged yet. "
+        "Not above the first candidate: pruned by 700, swaps (-0.50)."
     )
-    assert second == "95% zeros, seed 10: 0 of 2 changes can be judged yet."
+    assert second == "95% zeros, seed 10: 0 of 3 changes can be judged yet."
 
 
 def test_the_times_of_the_benchmark(monkeypatch, tmp_path):

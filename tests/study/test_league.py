@@ -21,7 +21,7 @@ def test_every_method_that_controls_its_sparsity_enters_with_a_grid_of_four():
     assert {*league.ENTRANTS} == free - {"feddip_prox"} | {"fedavg"}
     for entrant in league.ENTRANTS:
         tried = league.grid(entrant)
-        assert len(tried) == 4 and len({tuple(one.values()) for one in tried}) == 4
+        assert len(tried) == 4 and len({tuple(one.items()) for one in tried}) == 4
         exp = Experiment.preset("paper", method=entrant, **league.PUBLISHED.get(entrant, {}))
         assert tried[0] == {k: getattr(exp, k) for k in tried[0]}
 

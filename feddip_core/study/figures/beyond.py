@@ -59,7 +59,7 @@ def curve_of(label: str) -> str:
 
 
 def _curve(ax: Axes, table: pd.DataFrame, curve: str) -> str:
-    """Draw one curve through the settings as they are, and those with another decay or 16 bits beside it; in words."""
+    """Draw one curve through the settings as they are, and those with other steps or 16 bits beside it; in words."""
     name, shade = CURVES[curve]
     own = table.loc[[curve_of(label) == curve for label in table.index]].sort_values("MB")
     plain = own.loc[[_rest(label, curve) == "" for label in own.index]]
