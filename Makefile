@@ -24,6 +24,8 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 
+# In JupyterLab long lines wrap, and no question about news covers the page.
+export JUPYTER_CONFIG_PATH := $(CURDIR)/notebooks/.jupyter
 # The profile stops kernels from warning about loopback, the other variable from warning about frozen modules.
 export IPYTHONDIR := $(CURDIR)/notebooks/.ipython
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
@@ -68,7 +70,7 @@ gpu-check: $(INSTALLED)
 	$(BIN)/python tests/gpu_check.py $(OPTIONS)
 
 lab: $(INSTALLED)
-	$(BIN)/jupyter lab --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb
+	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 benchmark: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/benchmark.py

@@ -76,10 +76,6 @@ def lab(tmp_path_factory):
         name: str(home / name.lower())
         for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTERLAB_SETTINGS_DIR")
     }
-    settings(
-        home / "jupyter_config_dir/labconfig/page_config.json",
-        disabledExtensions={"@jupyterlab/apputils-extension:announcements": True},
-    )
     # A save in the middle of a test can take the focus away from what is about to be pressed.
     settings(
         home / "jupyterlab_settings_dir/@jupyterlab/docmanager-extension/plugin.jupyterlab-settings",
@@ -92,6 +88,7 @@ def lab(tmp_path_factory):
     )
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
     command += [f"--notebook-dir={home / 'notebooks'}", "--LabApp.expose_app_in_browser=True"]
+    folders["JUPYTER_CONFIG_PATH"] = str(ROOT / "notebooks" / ".jupyter")  # as `make lab` does
     with (home / "lab.log").open("wb") as log:
         server = subprocess.Popen(command, env=os.environ | folders | {"JUPYTER_TOKEN": token}, stdout=log, stderr=log)
         try:
@@ -334,6 +331,9 @@ def test_the_first_teaching_notebook_runs(lab, page):
     run_all(page, lab, "01_federated_averaging")
     expect(page.locator(".jp-RenderedImage img").first).to_be_visible()
     page.locator(".jp-RenderedImage img").first.scroll_into_view_if_needed()
+    code = "[...document.querySelectorAll('.jp-CodeCell .cm-scroller')]"
+    assert page.evaluate(f"() => {code}.filter(cell => cell.scrollWidth > cell.clientWidth).length") == 0  # cut off
+    expect(page.locator(".Toastify__toast")).to_have_count(0)
 
 
 LOGITS = "m => classifier.images.map(image => Array.from(classifier.networks[m].classify(image)))"
