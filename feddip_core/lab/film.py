@@ -27,6 +27,9 @@ ROWS, COLUMNS = 60, 100  # of a layer are kept and shown, at most
 PALETTE = ("#F2F2F2", "#7A8B99", "#D55E00")  # pruned, kept all along, returned; as in `figures.mask_history`
 MIME = "application/vnd.feddip.film+json"
 HERE = Path(__file__).parent
+# The frame becomes as high as what is in it, and never lower again: else the page below would jump while a film plays.
+GROWING = """<script>if (frameElement) new ResizeObserver(() => { const need = document.body.scrollHeight;
+if (need > frameElement.clientHeight) frameElement.style.height = need + "px"; }).observe(document.body)</script>"""
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ def scripted(page: str) -> str:
 def frame(data: dict) -> str:
     """The film in a page of its own: a widget's HTML runs no script, that of an <iframe> does."""
     start = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Film</title><body style="margin: 0">'
-    page, look = start + scripted(block("film", data)), "width: 100%; height: 560px; border: 0"
+    page, look = start + scripted(block("film", data)) + GROWING, "width: 100%; height: 560px; border: 0"
     return f'<iframe title="Film of {escape(data["layer"])}" style="{look}" srcdoc="{escape(page)}"></iframe>'
 
 

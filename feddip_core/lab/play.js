@@ -245,7 +245,7 @@ const play = (() => {
     function draw(moved) {
       const [s0, sp, T, R, Q] = ["s0", "sp", "T", "R", "Q"].map(name => controls[name].value);
       for (const { note } of Object.values(controls)) note.textContent = "";
-      charts.classList.toggle("stale", s0 > sp);
+      for (const part of [charts, words]) part.classList.toggle("stale", s0 > sp);
       if (s0 > sp) {
         const beside = moved === controls.sp.input ? controls.sp : controls.s0;
         beside.note.textContent = `First sparsity ${s0} must not exceed the target ${sp}`;

@@ -317,6 +317,7 @@ def test_two_runs_side_by_side_and_their_film_by_keyboard(explored):
     weights.press("ArrowRight")
     expect(told).to_contain_text(re.compile(r"Output 1, input 1, after round 40: .*(pruned|kept).*, threshold 0\.\d"))
     explored.snap("film-of-two")
+    assert film.locator("html").evaluate("page => page.scrollHeight <= window.innerHeight"), "the film scrolls"
     unnamed = r"^\s*- '?(?:slider|button|combobox|textbox|spinbutton|progressbar|checkbox|img)(?! \").*"
     for view in ("Plan", "Compare", "Film"):
         explored.show(view)
