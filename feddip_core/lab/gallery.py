@@ -56,6 +56,9 @@ def mathml(formula: str, display: str) -> str:
         drawn = convert(known, display=display)
     except Exception as error:  # of many kinds, and none of them says where
         raise ValueError(f"formula: {formula!r} cannot be shown ({error!r})") from error
+    # Not every font has a brace that stretches; a line always does.
+    line = r'<munder><mrow style="padding-bottom: .15em; border-bottom: 1px solid">\1</mrow>'
+    drawn = re.sub(r"<munder><munder>(.*?)<mo>&#x23DF;</mo></munder>", line, drawn)
     # If the right one of two bars has an exponent, a browser stretches only the left one.
     return re.sub(r"<mo>(&#x02016;|&#x0007C;)</mo>", r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', drawn)
 

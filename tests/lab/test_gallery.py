@@ -82,10 +82,12 @@ def test_formulas_are_mathml_and_none_is_left_over(site):
         assert "$" not in prose, f"{stem}: {prose[max(0, prose.find('$') - 80) : prose.find('$') + 80]}"
 
 
-def test_an_expectation_is_no_plain_letter_and_the_bars_of_a_norm_are_alike():
+def test_formulas_look_right_whatever_the_font():
     drawn = gallery.mathml(r"\mathbb E\lVert\omega'_z\rVert^2", "inline")
     assert "&#x1D53C;" in drawn and "double-struck" not in drawn
     assert drawn.count("&#x02016;") == drawn.count('<mo stretchy="false" lspace="0" rspace="0">&#x02016;</mo>') == 2
+    braced = gallery.mathml(r"\underbrace{a_1}_{b} + \underbrace{c}_{d}", "inline")
+    assert braced.count("border-bottom") == braced.count("<munder>") == 2
     assert gallery.mathml(r"\Bigl(x\Bigr)^3", "block") == gallery.mathml(r"\left(x\right)^3", "block")
 
 
