@@ -30,7 +30,8 @@ ANSWERS = {
                                        2354: "mebibytes"}),
     "02 global": ([{4, -3, 2}], {(4, 3, 2): "sign", (4, 2, 0.5): "by value", (4, -3, -1): "layers"}),
     "02 left": ([12_530], {12_294: "biases", 49_176: "zero", 12_341.2: "fifth of all"}),
-    "02 erk": ([0.196, 0.1965], {0.804: "density", 0.9: "whole network", 0: "budget", 19.6: "percentage"}),
+    "02 erk": ([0.196, 0.1965], {0.804: "density", 0.803: "density", 0.9: "whole network", 0: "budget",
+                                 19.6: "percentage"}),
     "03 memory": ([5], {4: "0.8", 3: "η = 0.1", 18: "local steps"}),
     "03 steps": ([9], {8: "0.8", 8.5: "halved", 10: "one step fewer"}),
     "03 upload": ([0.103, 6383 / 61706], {0.1: "biases", 0.897: "saving", 0.1346: "mask", 10.3: "percentage"}),
@@ -42,7 +43,7 @@ ANSWERS = {
                                 lambda t, T, s_0, s_p: s_p: "straight line between"}),
     "05 again": ([991_040], {1_052_510: "mask", 983_488: "biases", 1_974_592: "dense", 123_880: "bytes"}),
     "05 break-even": ([0.031, 0.0313, 0.03125, 1 / 32], {31 / 32: "kept", 32: "ratio", 0.125: "32", 0.03: "close",
-                                                         3.125: "percentage"}),
+                                                         3.125: "percentage", 3.1: "percentage"}),
     "05 masks": ([142], {143: "rounded up", 142.857: "in part", 200: "R = 5"}),
     "06 floor": ([0.5], {0.1: "density", 0: "still there", 1: "two ways", 50: "percentage"}),
     "06 share": ([0.6], {0.2: "download alone", 0.55: "last round", 0.4: "saves", 0.8: "mean sparsity"}),
@@ -107,6 +108,10 @@ def test_every_mistake_is_a_mistake_and_is_told(name):
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_of_the_wrong_kind_is_told_so(name):
     assert check(name, object()).startswith("Not yet: the answer should be a")
+
+
+def test_a_number_typed_as_text_is_shown_again():
+    assert check("05 break-even", "3 %") == "Not yet: the answer should be a number (this is '3 %')."
 
 
 @pytest.mark.parametrize("name", [name for name in ANSWERS if not EXERCISES[name].shown])

@@ -64,19 +64,21 @@ def verdict(exercise: Exercise, answer) -> str:
             return f"Right: {exercise.right}"
         return f"Not yet: {_confused(exercise, answer, right)}"
     except Exception as error:  # whatever a student's answer may do
-        return f"Not yet: the answer should be {_form(exercise)} ({type(error).__name__}: {error})."
+        fault = f"{type(error).__name__}: {error}" if exercise.probes else f"this is {answer!r:.40}"
+        return f"Not yet: the answer should be {_form(exercise)} ({fault})."
 
 
 def _confused(exercise: Exercise, answer, right) -> str:
     """What was confused, if one can tell."""
     for what, wrong in exercise.mistakes.items():
         value = wrong if exercise.probes or not callable(wrong) else wrong()
-        if exercise.same(answer, value) or (_number(value) and abs(float(answer) - value) <= 1e-4 * abs(value)):
+        near = max(2 * exercise.tolerance, 1e-4 * abs(value)) if _number(value) else 0  # perhaps cut off, not rounded
+        if exercise.same(answer, value) or (near and abs(float(answer) - value) <= near):
             return what
     if exercise.probes or isinstance(right, set | str):
         return exercise.hint
     for factor, what in UNITS.get(exercise.unit.split()[0].strip(","), ()):
-        if abs(float(answer) - factor * right) <= 0.005 * abs(factor * right):
+        if abs(float(answer) - factor * right) <= 0.01 * abs(factor * right):
             return what
     if right and abs(float(answer) - right) <= 0.05 * abs(right):
         return f"that is close, but not close enough. Asked: {exercise.asked}."
