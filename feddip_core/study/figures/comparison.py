@@ -89,7 +89,7 @@ def lines(ax: Axes, table: pd.DataFrame, **style) -> Axes:
         over = 2 + (dashes != "-")  # broken lines over solid ones: where two agree, both can be seen
         ax.plot(curve.index, curve, color=shade, linestyle=dashes, zorder=over, markersize=4, label=name, **style)
     if pd.api.types.is_integer_dtype(table.index):
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     return ax
 
 

@@ -84,7 +84,7 @@ def against_paper(
         )
         percent_axis(paper_lines(percent_curves(left, rounds, smooth, raw), paper))
         left.set(title="Test accuracy by round (thin dashes: the paper's values)")
-        ends(right, ours, paper, released).set(title=f"Mean of the {statistic} rounds, ± std over seeds")
+        ends(right, ours, paper, released).set(title=f"{statistic.capitalize()} rounds: mean ± std over seeds")
         marks = [OURS_AND_PAPER[0], *([] if released is None else [RELEASED]), OURS_AND_PAPER[1]]
         handles = [*left.get_legend_handles_labels()[0], *marks]
         columns = len(handles) if len(handles) < 8 else -(-len(handles) // 2)
