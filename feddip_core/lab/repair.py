@@ -18,26 +18,28 @@ RULES = {
 
 
 def repair(exp: Experiment, trained: dict, mask: dict, taken: dict, rounds: int):
-    """From `trained` under `mask`, some rounds by each rule: a table by round, the final weights, one client's bits.
+    """From `trained` under `mask`, some rounds by each rule: metrics by round, the final weights, one client's bits.
 
-    The table says how many of the `taken` weights are back, and the median size of weights that returned or stayed.
+    The metrics have a column per name and rule. Beside the usual ones they say how many of the `taken` weights are
+    `back`, and the median size of those that `returned` and of those that `stayed`.
     """
-    dataset, rows, ends, bits = sources.load(exp.dataset), [], {}, {}
+    dataset, metrics, ends, bits = sources.load(exp.dataset), {}, {}, {}
     for name, (rule, feedback) in RULES.items():
         federation = assemble(exp.replace(regrowth=rule), dataset)
         federation.method.feedback = feedback
         method, layout = federation.method, federation.clients.layout
         state = federation.start().replace(w=layout.prune(layout.flat(trained), mask), m=mask)
         bits[name] = {"down": method.download(state, 0).bits(layout), "up": method.upload(state, 0).bits(layout)}
+        rows = []
         for _ in range(rounds):
             before, (state, done) = state, federation.round(state)
             now = layout.weights(state.w)
-            row = measure.row(federation, before, state, done, seconds=0.0) | {"rule": name}
+            row = measure.row(federation, before, state, done, seconds=0.0)
             row |= {"back": sum(int((state.m[k] & taken[k]).sum()) for k in taken)}
             row |= {"returned": _median(now, before.m, state.m, False), "stayed": _median(now, before.m, state.m, True)}
             rows.append(row)
-        ends[name] = state.w
-    return pd.DataFrame(rows), ends, pd.DataFrame(bits).T
+        metrics[name], ends[name] = pd.DataFrame(rows).set_index("round"), state.w
+    return pd.concat(metrics, axis=1).swaplevel(axis=1), ends, pd.DataFrame(bits).T
 
 
 def _median(w: dict[str, Tensor], before: dict, after: dict, was_kept: bool) -> float:
