@@ -208,3 +208,17 @@ def test_an_axis_of_accuracy_shows_all_of_the_second_half(curve, low):
     ax.axhline(85)
     assert figures.percent_axis(ax).get_ylim() == (low, 90)
     plt.close(figure)
+
+
+def test_runs_that_collapse_do_not_stretch_the_axes():
+    """Seeds that end far apart are a line each; those at guessing are named, and their mean is written at the edge."""
+    rounds = pd.DataFrame({"round": [1, 2, 3, 4] * 2, "label": "prunetrain", "seed": [0] * 4 + [1] * 4})
+    rounds["test_accuracy"] = [0.5, 0.7, 0.8, 0.8, 0.5, 0.1, 0.1, 0.1]
+    ours = pd.DataFrame({"mean": [88.0, 45.0], "std": [0.5, 49.5]}, index=["fedavg", "prunetrain"])
+    figure = figures.against_paper(rounds, ours, {"prunetrain": 84.0}, "last five")
+    left, right = figure.axes
+    assert [line.get_ydata()[-1] for line in left.lines[:2]] == [80, 10] and left.get_ylim() == (70, 90)
+    assert [text.get_text() for text in left.texts] == ["off the scale: 1 run of PruneTrain"]
+    assert [text.get_text() for text in right.texts] == ["◂ 45 ± 50, off the scale"] and right.get_xlim()[0] > 80
+    assert left.get_legend_handles_labels()[1] == ["PruneTrain"]
+    plt.close(figure)

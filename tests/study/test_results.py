@@ -264,11 +264,12 @@ def test_correlations_by_kind():
 
 def test_the_figures_show_the_runs(rounds):
     rounds = rounds.reset_index(drop=True)
+    rounds.loc[(rounds["seed"] == 1) & (rounds["round"] == 3), "test_accuracy"] = 0.7  # near the other seed's 0.6
     ours = results.over_seeds(results.of_runs(rounds)["last five"], ["fedavg", "feddip", "snip"])
     paper = {"fedavg": [89.5, 0.09], "feddip": [88.26, 0.09], "feddp": [88.06, 0.08]}
     figure = figures.against_paper(rounds, ours, paper, "last five")
     left, right = figure.axes
-    assert left.lines[0].get_ydata().tolist() == pytest.approx([50, 75, 75])  # mean of FedDIP's two seeds
+    assert left.lines[0].get_ydata().tolist() == pytest.approx([50, 75, 65])  # mean of FedDIP's two seeds
     assert sorted(line.get_ydata()[0] for line in left.lines[2:]) == [88.06, 88.26, 89.5]
     assert [tick.get_text() for tick in right.get_yticklabels()] == ["FedAvg", "FedDIP", "SNIP"]
     plt.close(figure)
@@ -392,10 +393,6 @@ def test_what_the_prose_says_beside_the_verdicts_is_in_the_records():
     rounds, _ = results.find(results.wanted("paper_vs_code", "paper", "fashion_mnist"), OWN_RECORDS)
     late = rounds[rounds["round"] > 100].groupby("label")["regrown"].sum().drop("dense memory", errors="ignore")
     assert (late == 0).all() and "For more than nine tenths of the rounds" in text
-    dense = rounds[(rounds["label"] == "dense memory") & (rounds["seed"] == 0)].set_index("round")["test_accuracy"]
-    # Of the last hundred rounds, those that end with a new mask, and those before them.
-    after, before = (dense.loc[list(range(900 + i, 1001, 5))].mean() for i in (5, 4))
-    assert after < before - 0.1 and "falls after every mask and recovers until the next" in text
     grid = results.searched("fedprox_grid", "paper", "fashion_mnist", OWN_RECORDS, "highest five")["highest five"]
     assert round(grid.max() - grid.min(), 1) == 0.2 and "the five values lie 0.2 points apart" in text
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from feddip_core.method import METHODS
 
-from .style import SHADES, STYLE, band, by_label, colour, described, label, line, percent_axis, thin
+from .style import APART, SHADES, STYLE, band, by_label, colour, curves, described, label, line, percent_axis, thin
 
 OURS_AND_PAPER = [
     Line2D([], [], marker="o", linestyle="", color="#555555", label="ours"),
@@ -26,16 +26,21 @@ RELEASED = Line2D(
 
 def percent_curves(ax: Axes, rounds: pd.DataFrame, smooth: int = 1, raw: bool = False) -> Axes:
     """Accuracy by round, with a band from the lowest seed to the highest; with `raw`, every round as a pale line."""
-    for method, own in by_label(rounds, "test_accuracy", smooth).items():
-        own, look = 100 * own, dict(color=colour(method), linestyle=line(method))
+    for method, own, _ in curves(rounds, smooth):
+        look = dict(color=colour(method), linestyle=line(method), label=_once(ax, label(method)))
         # Broken lines over solid ones: where two methods agree, both can be seen.
-        ax.plot(own["mean"], label=label(method), zorder=2 + (line(method) != "-"), linewidth=thin(own), **look)
+        ax.plot(own["mean"], zorder=2 + (line(method) != "-"), linewidth=thin(own), **look)
         if not raw:
             band(ax, own, colour(method))
     for method, own in by_label(rounds, "test_accuracy").items() if raw else ():
         ax.plot(100 * own["mean"], linewidth=0.6, alpha=0.25, color=colour(method), zorder=1)
     ax.set_xlabel("round")
     return ax
+
+
+def _once(ax: Axes, name: str) -> str:
+    """A name for the legend; a second curve of the same name stays out of it."""
+    return f"_{name}" if name in ax.get_legend_handles_labels()[1] else name
 
 
 def paper_lines(ax: Axes, paper: Mapping, methods: Container[str] = METHODS) -> Axes:
@@ -50,14 +55,15 @@ def paper_lines(ax: Axes, paper: Mapping, methods: Container[str] = METHODS) -> 
 def ends(ax: Axes, ours: pd.DataFrame, paper: Mapping, released: pd.DataFrame | None = None) -> Axes:
     """One row per method: ours as a dot with its standard deviation over seeds, the paper's as an open diamond.
 
-    `released` adds what the released code gives, as a cross.
+    `released` adds what the released code gives, as a cross. Values far below all others, or whose seeds lie far apart,
+    are written at the edge, so that the axis fits the rest.
     """
+    best = ours["mean"].max()
     for i, (method, row) in enumerate(ours.iterrows()):
-        ax.errorbar(row["mean"], i, xerr=row["std"], fmt="o", markersize=6, capsize=3, color=colour(method))
+        _end(ax, row, i, colour(method), best, fmt="o", markersize=6)
         if released is not None and method in released.index:
-            other = released.loc[method]
-            look = dict(fmt="x", markersize=8, markeredgewidth=2, capsize=3, color=colour(method), zorder=3)
-            ax.errorbar(other["mean"], i + 0.22, xerr=other["std"], **look)
+            look = dict(fmt="x", markersize=8, markeredgewidth=2, zorder=3)
+            _end(ax, released.loc[method], i + 0.22, colour(method), best, **look)
         if method in paper:
             value = paper[method] if isinstance(paper[method], list) else [paper[method], 0]
             ax.errorbar(
@@ -66,6 +72,16 @@ def ends(ax: Axes, ours: pd.DataFrame, paper: Mapping, released: pd.DataFrame | 
     ax.set(yticks=range(len(ours)), yticklabels=[label(method) for method in ours.index], xlabel="test accuracy, %")
     ax.set_ylim(len(ours) - 0.5, -0.5)
     return ax
+
+
+def _end(ax: Axes, row: pd.Series, height: float, shade: str, best: float, **look) -> None:
+    """One value with its spread, or in words at the left edge."""
+    if not (row["mean"] < best / 2 or row["std"] > APART):
+        ax.errorbar(row["mean"], height, xerr=row["std"], capsize=3, color=shade, **look)
+        return
+    spread = "" if pd.isna(row["std"]) else f" ± {row['std']:.0f}"
+    where = dict(transform=ax.get_yaxis_transform(), color=shade, va="center")
+    ax.text(0.02, height, f"◂ {row['mean']:.0f}{spread}, off the scale", **where)
 
 
 def against_paper(
@@ -82,9 +98,9 @@ def against_paper(
         figure, (left, right) = plt.subplots(
             1, 2, figsize=(11, 4.4), layout="constrained", gridspec_kw={"width_ratios": [3, 2]}
         )
-        percent_axis(paper_lines(percent_curves(left, rounds, smooth, raw), paper))
+        percent_axis(paper_lines(percent_curves(left, rounds, smooth, raw), paper), collapsed=False)
         left.set(title="Test accuracy by round (thin dashes: the paper's values)")
-        ends(right, ours, paper, released).set(title=f"{statistic.capitalize()} rounds: mean ± std over seeds")
+        ends(right, ours, paper, released).set(title=f"Mean of the {statistic} rounds ± std")
         marks = [OURS_AND_PAPER[0], *([] if released is None else [RELEASED]), OURS_AND_PAPER[1]]
         handles = [*left.get_legend_handles_labels()[0], *marks]
         columns = len(handles) if len(handles) < 8 else -(-len(handles) // 2)
@@ -106,7 +122,10 @@ def versions(ours: pd.DataFrame, released: pd.DataFrame, paper: Mapping) -> Figu
 
 
 def distances(sides: Mapping[str, pd.DataFrame], reach: float = 8) -> Figure:
-    """ours − paper for each number of the paper, with its interval, a panel per set of rules. One seed: an open dot."""
+    """ours − paper for each number of the paper, with its interval, a panel per set of rules.
+
+    An open dot has one seed. A triangle at the edge stands for a value beyond it.
+    """
     with plt.rc_context(STYLE):
         rows = next(iter(sides.values())).index
         figure, axes = plt.subplots(1, len(sides), figsize=(11, 0.26 * len(rows) + 1.2), sharey=True,
@@ -114,7 +133,9 @@ def distances(sides: Mapping[str, pd.DataFrame], reach: float = 8) -> Figure:
         for ax, (title, own) in zip(axes, sides.items(), strict=True):
             for i, ((_, method), row) in enumerate(own.iterrows()):
                 shade, one = colour(method), row["n"] == 1
-                ax.plot(row["mean"], i, "o", color=shade, markerfacecolor="white" if one else shade)
+                mark = "o" if not abs(row["mean"]) > reach else "<" if row["mean"] < 0 else ">"
+                look = dict(color=shade, markerfacecolor="white" if one else shade, clip_on=mark == "o")
+                ax.plot(np.clip(row["mean"], -reach, reach), i, mark, **look)
                 ax.plot([max(row["low"], -reach), min(row["high"], reach)], [i, i], color=shade, linewidth=1.5)
             ax.axvline(0, color="#555555", linewidth=1)
             ax.set(title=f"{title[0].upper()}{title[1:]}", xlabel="ours − paper, points", xlim=(-reach, reach))
@@ -126,11 +147,10 @@ def distances(sides: Mapping[str, pd.DataFrame], reach: float = 8) -> Figure:
 
 def cost_curves(ax: Axes, rounds: pd.DataFrame, cost: pd.Series, smooth: int = 1) -> Axes:
     """Accuracy against everything sent so far, mean over seeds. A dot marks the end of a run."""
-    sent = rounds.assign(cost=cost).groupby(["label", "round"], sort=False)["cost"].mean()
-    for method, own in by_label(rounds, "test_accuracy", smooth).items():
+    for method, own, behind in curves(rounds.assign(cost=cost), smooth):
         look = dict(color=colour(method), zorder=2 + (line(method) != "-"))
-        x, y = sent[method][own.index], 100 * own["mean"]
-        ax.plot(x, y, linestyle=line(method), label=label(method), linewidth=thin(own), **look)
+        x, y = behind.groupby("round")["cost"].mean()[own.index], own["mean"]
+        ax.plot(x, y, linestyle=line(method), label=_once(ax, label(method)), linewidth=thin(own), **look)
         ax.plot(x.iloc[-1:], y.iloc[-1:], "o", markersize=5, **look)
     ax.set_xscale("log")
     # By default a range of one decade has so many labels that they overlap.
@@ -152,14 +172,14 @@ def against_cost(
         right.set(title="Counted exactly, with masks")
         for method, value in paper.items():
             left.plot(budget, value, "D", markersize=6, color=colour(method), mfc="white", zorder=4)
-        for ax in (percent_axis(paper_lines(left, paper)), right):
+        for ax in (percent_axis(paper_lines(left, paper), collapsed=False), right):
             seen = [
                 x[y >= left.get_ylim()[0]]
                 for x, y in (drawn.get_data() for drawn in ax.lines if len(drawn.get_xdata()) > 2)
             ]
             ax.set_xlim(left=0.7 * min((x[0] for x in seen if len(x)), default=1))
         left.axvline(budget, color="#555555", linewidth=1.2)
-        left.text(budget, 0.02, " budget", color="#555555", transform=left.get_xaxis_transform())
+        left.text(budget, 0.1, " budget", color="#555555", transform=left.get_xaxis_transform())
         handles = [*left.get_legend_handles_labels()[0], OURS_AND_PAPER[1]]
         figure.legend(handles=handles, loc="outside lower center", ncols=8)
     alt = "Test accuracy against everything sent so far. Left: in the released code's mebibits, with the paper's budget"
@@ -215,10 +235,10 @@ def extremes(rounds: pd.DataFrame, labels: list[str], paper: float, smooth: int 
         for target, own in by_label(rounds, "sparsity").items():
             shade, style = looks[target]
             left.plot(own["mean"], color=shade, linestyle=style, label=f"$s_p$ = {target}")
-        for target, own in by_label(rounds, "test_accuracy", smooth).items():
+        for target, own, _ in curves(rounds, smooth):
             shade, style = looks[target]
-            right.plot(100 * own["mean"], color=shade, linestyle=style, linewidth=thin(own))
-            band(right, 100 * own, shade)
+            right.plot(own["mean"], color=shade, linestyle=style, linewidth=thin(own))
+            band(right, own, shade)
         left.set(title="Sparsity after each round", xlabel="round", ylabel="fraction of zeros", ylim=(0, 1.02))
         right.set(title="Test accuracy", xlabel="round")
         name = f"the paper's value at $s_p$ = {labels[0]}"

@@ -5,7 +5,8 @@ A method carries its own label, colour and line, so it looks the same in every f
 
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -43,6 +44,8 @@ SHADES = ["#F2A36B", "#D55E00", "#6B2F00"]  # of FedDIP's colour, from light to 
 # For a reader's own method that is not registered here. No registered method has one of these colours.
 OWN_COLOURS = ["#3333CC", "#CC2244", "#660044", "#006677"]
 OWN_LINES = ["-", "--", "-.", ":"]
+
+APART = 20  # points: seeds that end further apart are drawn one by one
 
 Runs = Mapping[str, pd.DataFrame]  # the metrics of one run per method
 
@@ -127,6 +130,18 @@ def by_label(rounds: pd.DataFrame, column: str, smooth: int = 1) -> dict[str, pd
     return {name: own.rolling(smooth, min_periods=1).mean()[own["mean"].notna()] for name, own in curves.items()}
 
 
+def curves(rounds: pd.DataFrame, smooth: int = 1) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
+    """For each label its test accuracy as `by_label` has it, in percent, and the rounds behind it.
+
+    Where seeds end far apart, a mean is no run's accuracy. Then each seed is a curve of its own.
+    """
+    for name, own in by_label(rounds, "test_accuracy", smooth).items():
+        behind, last = rounds[rounds["label"] == name], own.iloc[-1]
+        alone = 100 * (last["max"] - last["min"]) > APART
+        for part in (one for _, one in behind.groupby("seed")) if alone else [behind]:
+            yield name, 100 * by_label(part, "test_accuracy", smooth)[name], part
+
+
 def band(ax: Axes, curve: pd.DataFrame, shade: str) -> None:
     """Shade the range from the lowest seed to the highest. A single seed has none."""
     # A band without height is invisible, and its points would make the SVG larger.
@@ -139,11 +154,22 @@ def thin(curve: pd.DataFrame) -> float:
     return 1.8 if len(curve) <= 100 else 1.3
 
 
-def percent_axis(ax: Axes) -> Axes:
-    """Scale the axis to the second half of the rounds, in whole tens. The first rounds may fall below it."""
-    heights = [drawn.get_ydata() for drawn in ax.lines if len(drawn.get_ydata())]
+def percent_axis(ax: Axes, collapsed: bool = True) -> Axes:
+    """Scale the axis to the second half of the rounds, in whole tens. The first rounds may fall below it.
+
+    Without `collapsed`, so may curves that end below half of the best; the axis then names them.
+    """
+    drawn = [curve for curve in ax.lines if len(curve.get_ydata())]
+    best = max((curve.get_ydata()[-1] for curve in drawn), default=0)
+    gone = [curve for curve in drawn if not collapsed and curve.get_ydata()[-1] < best / 2]
+    heights = [curve.get_ydata() for curve in drawn if curve not in gone]
     low = min((min(y[len(y) // 2 :]) for y in heights), default=0)
     high = max((max(y) for y in heights), default=100)
     ax.set(ylabel="test accuracy, %", ylim=(max(0, 10 * ((low - 2) // 10)), min(100, 10 * (high // 10 + 1))))
     ax.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    gone = [curve for curve in gone if len(curve.get_ydata()) > 2 and curve.get_ydata()[-1] < ax.get_ylim()[0]]
+    names = Counter(curve.get_label().removeprefix("_") for curve in gone)
+    if names:
+        words = ", ".join(f"{n} run{'s' * (n != 1)} of {name}" for name, n in names.items())
+        ax.text(0.98, 0.03, f"off the scale: {words}", transform=ax.transAxes, ha="right", color="#555555")
     return ax
