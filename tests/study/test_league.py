@@ -106,6 +106,9 @@ def test_the_table_and_its_figure_by_hand(monkeypatch):
     assert {*table.index[table["front"]]} == {"fedavg", "fedgmp at 0.9, tuned", "snip at 0.9"}
     assert table.loc["flash at 0.99", "n"] == 0 and pd.isna(table.loc["flash at 0.99", "accuracy"])
     words = (figure := figures.fronts(table, league.TARGETS)).get_label()
+    for ax in figure.axes:
+        boxes = [text.get_window_extent() for text in ax.texts]
+        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2)), "a name covers another"
     plt.close(figure)
     assert "At 90% zeros 4 of 16 methods have a run; on the front: SNIP, FedGMP, FedAvg." in words
     text = standings.as_text(table)

@@ -5,9 +5,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.transforms import Bbox
 
 from .style import STYLE, colour, described, label
 
+PLACES = [(7, 4), (7, -11), (-7, 4), (-7, -11), (7, 16), (7, -23), (-7, 16), (-7, -23)]  # of a name, in points
 HOW = {"sparse uplink": "D"}  # a diamond: the same model for fewer bytes
 
 
@@ -16,20 +18,34 @@ def fronts(table: pd.DataFrame, targets: tuple[float, ...]) -> Figure:
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, len(targets), figsize=(5.2 * len(targets), 4.4), constrained_layout=True)
         words = [_panel(ax, table[table["target"].isin([0.0, s])], s) for ax, s in zip(axes, targets, strict=True)]
-    axes[0].set_ylabel("test accuracy (%), last five rounds")
+        axes[0].set_ylabel("test accuracy (%), last five rounds")
+        figure.draw_without_rendering()  # only now is it known where each name stands
+        for ax in axes:
+            _untangle(ax)
     return described(figure, "Accuracy against megabytes sent. " + " ".join(words))
+
+
+def _untangle(ax: Axes) -> None:
+    """Move each name to the first place beside its dot where it covers no earlier name and no other dot."""
+    dots = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in (ax.transData.transform(t.xy) for t in ax.texts)]
+    taken: list[Bbox] = []
+    for i, text in enumerate(ax.texts):
+        for x, y in PLACES:
+            text.set(position=(x, y), ha="left" if x > 0 else "right")
+            box = text.get_window_extent()
+            if not any(box.overlaps(other) for other in taken + dots[:i] + dots[i + 1 :]):
+                break
+        taken.append(box)
 
 
 def _panel(ax: Axes, table: pd.DataFrame, target: float) -> str:
     """Draw one target; what it shows, in words."""
     own = table[table["ranked"].astype(bool)].assign(MB=lambda t: (t["MB down"] + t["MB up"]).astype(float))
-    for place, row in own.iterrows():
+    for _, row in own.iterrows():
         method, _, how = row["entrant"].partition(", ")
         look = dict(marker=HOW.get(how, "o"), color=colour(method), markersize=8 if row["front"] else 5, linestyle="")
         ax.errorbar(row["MB"], row["accuracy"], yerr=row["std"], capsize=3, **look)
-        others = own.drop(place)
-        above = (others["accuracy"] - row["accuracy"]).between(0, 0.4) & (others["MB"] / row["MB"]).between(0.67, 1.5)
-        where = dict(xytext=(7, -11 if above.any() else 4), textcoords="offset points", fontsize=9)
+        where = dict(xytext=PLACES[0], textcoords="offset points", fontsize=9)
         ax.annotate(label(method) + (f", {how}" if how else ""), (row["MB"], row["accuracy"]), **where)
     front = own[own["front"].astype(bool)].sort_values("MB")
     ax.step(front["MB"], front["accuracy"].astype(float), where="post", color="#555555", linewidth=1, zorder=1)
