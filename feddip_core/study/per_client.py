@@ -41,13 +41,19 @@ def measured(wanted: Wanted, folder: str | Path) -> str:
 
 
 def per_client(wanted: Wanted, folder: str | Path) -> pd.DataFrame:
-    """In percent over the measured seeds: the mean client, and the mean over the worst tenth of the clients."""
-    rows = {}
-    for label, experiments in wanted.items():
-        paths = [records.folder_of(exp, folder) / FILE for exp in experiments]
-        found = [mean_and_worst_tenth(pd.read_csv(p, index_col="client")["test_accuracy"]) for p in paths if p.exists()]
+    """In percent: the mean client, and the mean over the worst tenth of the clients.
+
+    Over the seeds that all labels have measured, if there are any; else over each label's own.
+    """
+    files = {k: {e.seed: records.folder_of(e, folder) / FILE for e in own} for k, own in wanted.items()}
+    there = {k: {seed for seed, file in own.items() if file.exists()} for k, own in files.items()}
+    common, rows = set.intersection(*there.values()), {}
+    for label, own in files.items():
+        seeds = sorted(common or there[label])
+        found = [mean_and_worst_tenth(pd.read_csv(own[s], index_col="client")["test_accuracy"]) for s in seeds]
         both = 100 * pd.DataFrame(found, columns=["mean client", "worst tenth"], dtype=float)
-        rows[label] = {k: shown(both[k].mean(), both[k].std()) for k in both} | {"n": len(both)}
+        said = {"n": len(both), "seeds": ", ".join(map(str, seeds)) or "–"}
+        rows[label] = {k: shown(both[k].mean(), both[k].std()) for k in both} | said
     return pd.DataFrame(rows).T
 
 

@@ -20,8 +20,18 @@ def test_each_non_iid_record_is_measured_once(tiny, tmp_path):
     assert kept.tolist() == pytest.approx(final.tested_per_client(uneven).tolist())
     worst = 100 * kept.nsmallest(2).mean()
     row = per_client({"fedavg": [exps[0]], "none": [exps[1]]}, tmp_path)
-    assert row.loc["fedavg"].tolist() == [f"{100 * kept.mean():.2f}", f"{worst:.2f}", 1]
-    assert row.loc["none"].tolist() == ["–", "–", 0]
+    assert row.loc["fedavg"].tolist() == [f"{100 * kept.mean():.2f}", f"{worst:.2f}", 1, "0"]
+    assert row.loc["none"].tolist() == ["–", "–", 0, "–"]
     assert measured({"fedavg": [exps[0]], "none": [exps[1]]}, tmp_path) == (
         "1 of 2 runs are measured per client.\n  none: not seed 0"
     )
+
+
+def test_methods_are_compared_over_the_seeds_that_all_have(tiny, tmp_path):
+    settings = dict(rounds=1, clients=20, partition="pathological")
+    dense, sparse = ([tiny(method, seed=s, **settings) for s in (0, 1)] for method in ("fedavg", "feddip"))
+    for exp in (*dense, sparse[1]):
+        run(exp, out=tmp_path)
+    measure(tmp_path)
+    assert per_client({"fedavg": dense, "feddip": sparse}, tmp_path)["seeds"].tolist() == ["1", "1"]
+    assert per_client({"fedavg": dense[:1], "feddip": sparse}, tmp_path)["seeds"].tolist() == ["0", "1"]
