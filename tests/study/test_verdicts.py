@@ -1,5 +1,6 @@
 """Verdicts by hand, and every sentence that compares held to them: a changed record changes the sentence."""
 
+import ast
 import math
 import re
 import shutil
@@ -8,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
+from matplotlib import pyplot
 
 from feddip_core.engine.records import OWN_RECORDS, folder_of
 from feddip_core.experiment import Experiment
@@ -114,6 +116,32 @@ def test_a_changed_record_changes_what_readme_and_reproduction_say(changed):
         runs: results.compare(results.compared(runs), "Table III", "feddip", "feddp") for runs in (OWN_RECORDS, changed)
     }
     assert said[OWN_RECORDS] in outputs_of("reproduction") and said[changed] not in outputs_of("reproduction")
+
+
+def said_by(name, runs):
+    """What a notebook's cells say in words, made from these records."""
+    (path,) = (ROOT / "notebooks").glob(f"[0-9][0-9]_{name}.ipynb")
+    space, said = {}, []
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            *before, last = ast.parse(cell.source).body
+            exec(ast.unparse(before), space)
+            if ast.unparse(last).startswith("Markdown("):
+                said.append(eval(ast.unparse(last), space).data)
+            else:
+                exec(ast.unparse(last), space)
+                space |= {"runs": str(runs)} if "runs" in space else {}
+    pyplot.close("all")
+    return "\n".join(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["reproduction", "accuracy", "communication", "non_iid", "extreme_sparsity"])
+def test_every_sentence_of_a_result_follows_from_the_records(name, changed):
+    assert said_by(name, OWN_RECORDS) == outputs_of(name)
+    assert (said_by(name, changed) == outputs_of(name)) == (name == "non_iid"), (
+        "the changed run is FedDIP's, on IID data"
+    )
 
 
 WORDS = r"above|below|better|worse|ahead|behind|more accurate|less accurate|leads?|outperforms?|beats?|level with"
