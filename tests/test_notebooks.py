@@ -237,9 +237,9 @@ def test_the_page_of_all_results_goes_on_without_a_record(tmp_path, capsys):
 # runs two of them once more, and in this process, which saves a kernel's start, the rest of those that have another way
 # through: the records of narrow networks, and no deployment.
 REDUCED = dict(preset="narrow", dataset="cifar10")
-OTHER_WAYS = dict.fromkeys(("communication", "non_iid", "layer_sparsity", "extreme_sparsity"), REDUCED) | {
-    "flower": dict(rounds=2, deploy=False)
-}
+OTHER_WAYS = dict.fromkeys(
+    ("communication", "non_iid", "layer_sparsity", "extreme_sparsity", "paper_vs_code"), REDUCED
+) | {"flower": dict(rounds=2, deploy=False)}
 
 
 @pytest.mark.slow

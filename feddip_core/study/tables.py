@@ -119,7 +119,7 @@ def one_run(accuracies: Sequence[float]) -> pd.DataFrame:
 
 def of_tables(runs: pd.DataFrame) -> pd.Series:
     """Each run by the statistic of its table: the highest five for methods that are only in Table V, else the last."""
-    methods = runs.index.get_level_values("label").str.partition(",").get_level_values(0)
+    methods = runs.index.get_level_values("label").map(lambda label: label.partition(",")[0])
     return runs["last five"].where(methods.isin(TABLE_III) | ~methods.isin(TABLE_V), runs["highest five"])
 
 
