@@ -3,6 +3,7 @@
 Tables and sentences are made from the records that are there, and name the runs that are not.
 """
 
+import math
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from .reproduction import RUNS
 from .summary import label
 from .tables import final_zeros, find, layout, of_runs, over_seeds, shown, worth
 from .verdicts import NONE, bullets, counted, pairs, range_of, sentence
-from .wanted import Wanted, of_paper, reduced, scale, wanted
+from .wanted import LONGER, Wanted, of_paper, reduced, scale, wanted
 
 PRESET = "narrow"
 HEADLINE = ("fedavg", "feddip", "fedgmp")  # what README shows
+SHORTER = "fedavg, pathological"
 ABOVE_GUESSING = 2  # a run has left its starting plateau when its tests stay above twice the accuracy of guessing
 
 
@@ -135,14 +137,30 @@ class Cifar:
     def plateau(self) -> str:
         """Whether FedAvg and the proximal methods leave the level of guessing on the pathological split."""
         said = [f"**Does FedAvg leave the plateau on the pathological split?** Guessing gives {self.guessing:g} %."]
-        asked, above = [run for run in self.wanted if "pathological" in run], f"{ABOVE_GUESSING * self.guessing:g} %"
+        asked, above = (
+            [run for run in self.wanted if run.endswith("pathological")],
+            f"{ABOVE_GUESSING * self.guessing:g} %",
+        )
         for run, row in self.table().loc[asked].iterrows():
             if row["n"]:
                 left = f"stays above {above} from round {row['since']:.0f} on"
                 left = f"does not stay above {above}" if pd.isna(row["since"]) else left
                 ends = f"last five {row['last five']:.1f} %, highest five {row['highest five']:.1f} %"
                 said.append(f"{named(run.partition(',')[0])} {left}: {ends} (n = {row['n']:.0f}).")
-        return " ".join([*said, *self.absent(asked)])
+        return " ".join([*said, *self.local_steps(), *self.absent(asked)])
+
+    def local_steps(self) -> list[str]:
+        """What a client learns in one round's steps on its two classes, and in five times as many."""
+        if missing := self.absent([SHORTER, LONGER]):
+            return missing
+        coin, table = math.log(2), self.table()
+        losses = [self.by_run(lambda own: own["train_loss"].tail(5).mean())[run].mean() for run in (SHORTER, LONGER)]
+        short, long = (f"{loss:.2f}, {'above' if loss > coin else 'below'} it" for loss in losses)
+        return [
+            f"A client that tosses a coin between its two classes has a loss of {coin:.2f}. Over one round's steps its "
+            f"mean loss is {short}. With five times the epochs in a fifth of the rounds, so as many steps, it is "
+            f"{long}, and the model ends at {table.loc[LONGER, 'last five']:.1f} %."
+        ]
 
     def absent(self, asked: list[str]) -> list[str]:
         """Which of these runs are missing, as a sentence, or none."""
@@ -176,8 +194,9 @@ def headline(folder: str | Path) -> str:
 def named(run: str) -> str:
     """A run's name for readers."""
     method, _, rest = run.replace(", ", " ").partition(" ")
-    words = {"released": "by the released rules", "pathological": "on the pathological split"}
-    return f"{label(method)} {words.get(rest, rest)}".strip()
+    for short, long in (("released", "by the released rules"), ("pathological", "on the pathological split")):
+        rest = rest.replace(short, long)
+    return f"{label(method)} {rest}".strip()
 
 
 def _missing(runs: Collection[str]) -> list[str]:

@@ -13,20 +13,20 @@ from feddip_core.study.wanted import TABLE_III, of_cifar
 T, EVERY = 1000, 10
 
 
-def record(folder, method, low_until=0, end=0.8, regrown=(), **settings):
+def record(folder, method, low_until=0, end=0.8, regrown=(), loss=1.0, **settings):
     """A record of a narrow CIFAR-10 run: at guessing up to a round, then at `end`; weights return in some rounds."""
     exp = Experiment.preset("narrow", "cifar10", method, **settings)
     sizes, s = results.layers(exp)["size"], getattr(exp, "sparsity_target", 0.0)
     zeros = [int(s * size) for size in sizes]
     zeros[-1] += round(s * sizes.sum()) - sum(zeros)
-    fixed = dict.fromkeys((*results.BITS, *results.RELEASED_MEBIBITS, "dropped", "delta", "train_loss", "seconds"), 1.0)
-    fixed |= dict(sparsity=s, layer_zeros=" ".join(map(str, zeros)))
+    fixed = dict.fromkeys((*results.BITS, *results.RELEASED_MEBIBITS, "dropped", "delta", "seconds"), 1.0)
+    fixed |= dict(train_loss=loss, sparsity=s, layer_zeros=" ".join(map(str, zeros)))
     rows = [
         fixed | dict(round=i, regrown=regrown.count(i), test_loss=1.0, test_accuracy=0.1 if i <= low_until else end)
-        for i in range(1, T + 1)
+        for i in range(1, exp.rounds + 1)
     ]
     for row in rows:
-        if row["round"] % EVERY and row["round"] <= T - 5:
+        if row["round"] % EVERY and row["round"] <= exp.rounds - 5:
             row |= dict(test_accuracy=float("nan"), test_loss=float("nan"))
     made = records.Record(exp, {"x_train": "0"}, folder)
     with made.alone():
@@ -35,7 +35,7 @@ def record(folder, method, low_until=0, end=0.8, regrown=(), **settings):
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
-    """Seven of the sixteen runs, with made-up accuracies."""
+    """Eight of the seventeen runs, with made-up accuracies."""
     folder = tmp_path_factory.mktemp("runs")
     record(folder, "fedavg", low_until=37)
     record(folder, "feddip", low_until=100, end=0.78, regrown=(5, 5, 45))
@@ -43,6 +43,7 @@ def few(tmp_path_factory):
     record(folder, "fedgmp", end=0.81)
     record(folder, "snip", end=0.785)
     record(folder, "fedavg", low_until=T, end=0.1, partition="pathological")
+    record(folder, "fedavg", end=0.25, loss=0.31, partition="pathological", local_epochs=25, rounds=200)
     record(folder, "feddip_prox", low_until=500, end=0.45, partition="pathological")
     return cifar.Cifar(folder, "cifar10")
 
@@ -50,7 +51,7 @@ def few(tmp_path_factory):
 def test_the_runs_are_those_of_the_result_notebooks_and_a_few_more():
     wanted = results.wanted("cifar", "narrow", "cifar10")
     ids = {exp.run_id for exps in wanted.values() for exp in exps}
-    assert len(ids) == len(wanted) == 16 and {exp.seed for exps in wanted.values() for exp in exps} == {0}
+    assert len(ids) == len(wanted) == 17 and {exp.seed for exps in wanted.values() for exp in exps} == {0}
     for result in ("accuracy", "non_iid", "layer_sparsity", "extreme_sparsity"):
         assert {e.run_id for exps in results.wanted(result, "narrow", "cifar10").values() for e in exps} <= ids
     assert list(of_cifar("cifar100")) == ["fedavg", "feddip", "fedgmp"]
@@ -61,11 +62,13 @@ def test_the_table_has_every_run_and_says_how_it_is_reduced(few):
     caption, lines = few.shown().split("\n\n")
     assert "reduced: width = 0.125 instead of 1; tested every 10 rounds" in caption
     rows = {cells[1].strip(): [c.strip() for c in cells[2:-1]] for cells in (x.split("|") for x in lines.splitlines())}
-    assert len(rows) == 2 + 16
+    assert len(rows) == 2 + 17
     assert rows["FedAvg"] == ["80.00", "80.00", "1", "40", "0.00", "0", "85.07 ± 0.13"]
     assert rows["FedDIP"] == ["78.00", "78.00", "1", "110", "0.90", "3", "85.14 ± 0.22"]
     assert rows["FedDIP by the released rules"][:4] == ["79.00", "79.00", "1", "10"]
     assert rows["FedAvg on the pathological split"] == ["10.00", "10.00", "1", "never", "0.00", "0", "61.59 ± 0.73"]
+    longer = rows["FedAvg on the pathological split in 200 rounds of 25 epochs"]
+    assert longer == ["25.00", "25.00", "1", "10", "0.00", "0", "–"]
     assert rows["FedDIP at 0.99"] == ["–", "–", "0", "–", "–", "–", "–"]
 
 
@@ -94,6 +97,8 @@ def test_each_question_is_answered_or_says_what_is_missing(few):
     )
     assert "FedAvg does not stay above 20 %: last five 10.0 %, highest five 10.0 % (n = 1)." in plateau
     assert "FedDIP+Prox stays above 20 % from round 510 on: last five 45.0 %" in plateau
+    assert "one round's steps its mean loss is 1.00, above it." in plateau
+    assert "it is 0.31, below it, and the model ends at 25.0 %." in plateau
     assert plateau.endswith("Not run yet: FedProx on the pathological split.")
 
 
