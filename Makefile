@@ -99,7 +99,7 @@ benchmark-flower: $(INSTALLED)
 OF_RECORDS := 10_reproduction 11_accuracy 12_communication 13_non_iid 14_layer_sparsity 15_extreme_sparsity \
   16_paper_vs_code 18_beyond_the_paper 19_league 20_convergence
 paper-fashion: $(INSTALLED)
-	$(BIN)/python -m feddip_core.study.per_client outputs/runs
+	$(BIN)/python -m feddip_core.study.per_client outputs/runs fashion_mnist
 	$(BIN)/python -m feddip_core.reproduce --preset paper --dataset fashion_mnist --jobs 2
 	$(MAKE) notebooks NOTEBOOKS='$(patsubst %,notebooks/%.ipynb,$(OF_RECORDS))'
 

@@ -1,6 +1,6 @@
 """Who loses: each client's accuracy under the final model of a non-IID run.
 
-python -m feddip_core.study.per_client [RUNS] measures every record that has a model and leaves `clients.csv` beside it.
+python -m feddip_core.study.per_client [RUNS [DATASET]] measures every record that has a model and leaves `clients.csv` beside it.
 """
 
 import sys
@@ -16,11 +16,13 @@ from .wanted import Wanted
 FILE = "clients.csv"
 
 
-def measure(folder: str | Path = records.OWN_RECORDS, data_dir: str | Path | None = None) -> list[Path]:
+def measure(
+    folder: str | Path = records.OWN_RECORDS, dataset: str = "*", data_dir: str | Path | None = None
+) -> list[Path]:
     """Write `clients.csv` beside each non-IID record that has a model but no such file; return these records."""
     made = []
     for record in records.record_folders(folder):
-        if (record / final.NAME).exists() and not (record / FILE).exists():
+        if record.parent.match(dataset) and (record / final.NAME).exists() and not (record / FILE).exists():
             if records.experiment_of(record).partition in ("iid", "given"):
                 continue
             accuracies = final.tested_per_client(record, data_dir)
