@@ -1,6 +1,7 @@
 """Who loses: each client's accuracy under the final model of a non-IID run.
 
-python -m feddip_core.study.per_client [RUNS [DATASET]] measures every record that has a model and leaves `clients.csv` beside it.
+python -m feddip_core.study.per_client [RUNS [DATASET]] measures every record that has a model, and leaves `clients.csv`
+beside it.
 """
 
 import sys
