@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 #if defined __AVX512F__
 constexpr int LANES = 16, BLOCK = 4;
@@ -20,6 +23,19 @@ typedef int32_t I __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
 
 struct Tap { int at; float w; };  // a weight that is not zero or whose gradient is needed, and its place
+
+// One bit per lane: which of LANES numbers are not zero.
+static inline uint32_t nonzeros(const float *from) {
+    uint32_t bits = 0;
+#if defined __AVX512F__
+    bits = _mm512_cmp_ps_mask(_mm512_loadu_ps(from), _mm512_setzero_ps(), _CMP_NEQ_UQ);
+#elif defined __AVX2__
+    bits = _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(from), _mm256_setzero_ps(), _CMP_NEQ_UQ));
+#else
+    for (int l = 0; l < LANES; l++) bits |= uint32_t(from[l] != 0) << l;
+#endif
+    return bits;
+}
 
 static float sum(V v) {
     float s = 0;

@@ -8,7 +8,7 @@
 //
 // Shapes come as macros: CHANNELS, SIZE (of a square image), C1, C2 (channels), H1, H2 (hidden units), CLASSES.
 
-#include "common.hpp"
+#include "tiles.hpp"
 
 constexpr int P0 = SIZE + 4, S1 = SIZE / 2, S2 = S1 - 4, S3 = S2 / 2, FEATURES = C2 * S3 * S3;
 
@@ -23,7 +23,7 @@ template <int N>
 static void unpool(const V *grad, const V *pooled, const I *where, V *rows) {
     for (int x = 0; x < N; x++) {
         const V g = pooled[x] > 0 ? grad[x] : V{};
-        for (int k = 0; k < 4; k++) rows[k / 2 * 2 * N + 2 * x + k % 2] = where[x] == k ? g : V{};
+        EACH(k, 4) rows[k / 2 * 2 * N + 2 * x + k % 2] = where[x] == k ? g : V{};
     }
 }
 
@@ -185,24 +185,22 @@ struct Linear {
         sparse = all <= MOST, sparse_gradient = sparse && wanted;
         for (int o = 0; sparse && o < O; o++, w += K, also += K) {
             tap[o] = n, piece[o] = p;
-            for (int from = 0; from < K; from += LANES) {
-                const bool whole = from + LANES <= K;
-                if (whole && !any(w + from) && !any(also + from)) continue;
-                for (int k = from; k < from + LANES && k < K; k++) {
-                    taps[n] = {k, w[k]};
-                    n += (w[k] != 0) | (also[k] != 0);
+            int from = 0;
+            for (; from + LANES <= K; from += LANES) {
+                uint32_t found = nonzeros(w + from) | nonzeros(also + from);
+                pieces[p] = from;
+                p += found != 0;
+                for (; found; found &= found - 1) {
+                    const int k = from + __builtin_ctz(found);
+                    taps[n++] = {k, w[k]};
                 }
-                if (whole) pieces[p++] = from;
+            }
+            for (; from < K; from++) {
+                taps[n] = {from, w[from]};
+                n += (w[from] != 0) | (also[from] != 0);
             }
             tap[o + 1] = n, piece[o + 1] = p;
         }
-    }
-
-    static bool any(const float *w) {
-        uint64_t bits[LANES / 2], all = 0;
-        std::memcpy(bits, w, sizeof bits);
-        for (uint64_t two : bits) all |= two;
-        return all & 0x7fffffff7fffffff;  // a zero may have a sign
     }
 
     // out[o] = b[o] + Σ w[o][k] · in[k]
@@ -244,29 +242,45 @@ struct Linear {
 
     // dw[o][k] += Σ over the samples of d[o] · in[k]: here k is innermost, so the inputs are transposed first
     void gradient(const V *in, const V *d, float *dw, float *db, float *x) const {
-        for (int k = 0; k < K; k++)
+        constexpr int WHOLE = K / LANES * LANES;
+        for (int k = 0; k < WHOLE; k += LANES) {
+            V v[LANES];
+            EACH(j, LANES) v[j] = in[k + j];
+            transpose(v);
+            EACH(l, LANES) *(Unaligned *)(x + l * K + k) = v[l];
+        }
+        for (int k = WHOLE; k < K; k++)
             for (int l = 0; l < LANES; l++) x[l * K + k] = in[k][l];
         for (int o = 0; o < O; o++) {
             db[o] += sum(d[o]);
-            float *row = dw + o * K;
-            int k = 0;
-            if (sparse_gradient)
-                for (int p = piece[o]; p < piece[o + 1]; p++) add<1>(x + pieces[p], d[o], row + pieces[p]);
-            else {
-                for (; k + 4 * LANES <= K; k += 4 * LANES) add<4>(x + k, d[o], row + k);
-                for (; k + LANES <= K; k += LANES) add<1>(x + k, d[o], row + k);
-            }
-            for (k = K / LANES * LANES; k < K; k++)
-                for (int l = 0; l < LANES; l++) row[k] += x[l * K + k] * d[o][l];
+            for (int k = WHOLE; k < K; k++)
+                for (int l = 0; l < LANES; l++) dw[o * K + k] += x[l * K + k] * d[o][l];
         }
+        constexpr int B = share(O, BLOCK);
+        for (int o = 0; o < O; o++)
+            if (sparse_gradient) {
+                int p = piece[o];
+                for (; p + 4 <= piece[o + 1]; p += 4)
+                    add<1, 4>(x, d + o, dw + o * K, [&](int j) { return pieces[p + j]; });
+                for (; p < piece[o + 1]; p++) add<1, 1>(x, d + o, dw + o * K, [&](int) { return pieces[p]; });
+            } else if (o % B == 0) {
+                int k = 0;
+                for (; k + 4 * LANES <= K; k += 4 * LANES)
+                    add<B, 4>(x, d + o, dw + o * K, [&](int j) { return k + j * LANES; });
+                for (; k + LANES <= K; k += LANES) add<B, 1>(x, d + o, dw + o * K, [&](int) { return k; });
+            }
     }
 
-    template <int P>
-    static void add(const float *x, V d, float *to) {  // to P · LANES of the weights of one output
-        V sums[P];
-        EACH(p, P) sums[p] = ((Unaligned *)to)[p];
-        EACH(l, LANES) EACH(p, P) sums[p] += ((const Unaligned *)(x + l * K))[p] * d[l];
-        EACH(p, P) ((Unaligned *)to)[p] = sums[p];
+    // to P runs of LANES weights of B outputs
+    template <int B, int P, class F>
+    static INLINE inline void add(const float *x, const V *d, float *dw, F at) {
+        V sums[B][P];
+        EACH(o, B) EACH(p, P) sums[o][p] = *(const Unaligned *)(dw + o * K + at(p));
+        EACH(l, LANES) EACH(p, P) {
+            const V in = *(const Unaligned *)(x + l * K + at(p));
+            EACH(o, B) sums[o][p] += in * d[o][l];
+        }
+        EACH(o, B) EACH(p, P) *(Unaligned *)(dw + o * K + at(p)) = sums[o][p];
     }
 };
 
