@@ -54,7 +54,7 @@ struct Conv {
             all += count[c] = n;
             for (; n % GROUP; n++) taps[c][n] = {0, 0}, which[c][n] = K;  // a sum that nobody reads
         }
-        sparse = wanted && all < COUT * K * 3 / 4;
+        sparse = wanted && all < COUT * K * 9 / 20;  // with more the dense way is faster
         std::memset(dw, 0, sizeof dw);
         std::memset(db, 0, sizeof db);
     }
