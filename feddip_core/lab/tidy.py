@@ -4,14 +4,15 @@ import sys
 from pathlib import Path
 
 import nbformat
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
 
 def tidy(path: str | Path) -> None:
-    """Remove what changes with every run and is no result: execution times, kernel versions, widgets.
+    """Remove what changes with every run and is no result: execution times, kernel versions, widgets, cuts in a stream.
 
     Without its kernel a widget shows an error message. The picture beside it in the output stays.
     """
-    notebook = nbformat.read(path, as_version=4)
+    notebook, _ = CoalesceStreamsPreprocessor().preprocess(nbformat.read(path, as_version=4), {})
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

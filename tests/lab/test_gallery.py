@@ -124,7 +124,9 @@ def test_a_formula_that_cannot_be_shown_is_named():
 def test_a_tidied_notebook_has_its_results_and_nothing_that_changes(tmp_path):
     view = "application/vnd.jupyter.widget-view+json"
     shown = nbformat.v4.new_output("display_data", {"image/png": "AA==", view: {"model_id": "1"}, "text/plain": "x"})
-    cell = nbformat.v4.new_code_cell("1", outputs=[shown], metadata={"execution": {"at": "now"}, "tags": ["kept"]})
+    cut = [nbformat.v4.new_output("stream", name="stdout", text=part) for part in ("one ", "line\n")]
+    extra = {"execution": {"at": "now"}, "tags": ["kept"]}
+    cell = nbformat.v4.new_code_cell("1", outputs=[shown, *cut], metadata=extra)
     notebook = nbformat.v4.new_notebook(
         cells=[cell], metadata={"language_info": {"name": "python", "version": "3.11.7"}}
     )
@@ -135,6 +137,7 @@ def test_a_tidied_notebook_has_its_results_and_nothing_that_changes(tmp_path):
     (cell,) = notebook.cells
     assert cell.metadata == {"tags": ["kept"]}
     assert sorted(cell.outputs[0].data) == ["image/png", "text/plain"]
+    assert [output.text for output in cell.outputs[1:]] == ["one line\n"]
 
 
 def test_the_page_that_classifies_has_the_models_that_are_there_and_names_the_others(tiny, tmp_path):
