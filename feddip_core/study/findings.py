@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -11,14 +12,11 @@ from .tables import BITS, find
 from .verdicts import bullets
 from .wanted import SEEDS
 
+# What a sparse uplink must not change: every column but δ, the uplink's and the seconds.
 SAME = [
-    "test_accuracy",
-    "test_loss",
-    "train_loss",
-    "sparsity",
-    "regrown",
-    "dropped",
-]  # what a sparse uplink must not change
+    "test_accuracy", "test_loss", "train_loss", "sparsity", "lambda_", "learning_rate", "downlink_bits",
+    "downlink_mebibits_released", "regrown", "dropped",
+]  # fmt: skip
 
 
 def findings(folder: str | Path) -> str:
@@ -51,10 +49,9 @@ class Uplinks:
     gap: float  # the largest difference of any metric in any round
 
 
-def uplinks(folder: str | Path) -> Uplinks:
-    """Both uplinks, from the records of the paper's experiment."""
-    seeds = SEEDS["paper"]
-    dense = [Experiment.preset("paper", seed=s) for s in seeds]
+def uplinks(folder: str | Path, seeds: tuple[int, ...] = SEEDS["paper"], **changes: Any) -> Uplinks:
+    """Both uplinks, from the records of the paper's experiment, perhaps with changes."""
+    dense = [Experiment.preset("paper", seed=s, **changes) for s in seeds]
     rounds = find({"dense": dense, "sparse": [exp.replace(sparse_uplink=True) for exp in dense]}, folder)[0]
     sent = rounds.groupby(["label", "seed"])[BITS].sum() / 8e6
     if "dense" not in sent.index:
@@ -63,7 +60,8 @@ def uplinks(folder: str | Path) -> Uplinks:
     if "sparse" not in sent.index:
         return Uplinks(seeds, total, float("nan"), 0, float("nan"))
     paired = sent.loc["sparse"].index.intersection(sent.loc["dense"].index)
-    by_run = rounds.set_index(["label", "seed", "round"])[SAME]
+    rounds = rounds.set_index(["label", "seed", "round"])
+    by_run = rounds[SAME].join(rounds["layer_zeros"].str.split(expand=True).astype(float))
     gap = (by_run.loc["sparse"].loc[paired] - by_run.loc["dense"].loc[paired]).abs().max().max()
     return Uplinks(seeds, total, sent.loc["sparse"].loc[paired].sum(axis=1).mean(), len(paired), gap)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..engine.records import write
-from . import cifar, reproduction, summary
+from . import cifar, gains, reproduction, summary
 from .findings import findings
 from .wanted import wanted
 
@@ -111,6 +111,7 @@ def parts(runs: Path) -> dict[str, Callable[[], str]]:
     return {
         "results": lambda: reproduction.headline(table()),
         "tally": lambda: reproduction.tally(table()),
+        "ours": lambda: gains.headline(runs),
         "narrow": lambda: cifar.headline(runs),
         "findings": lambda: findings(runs),
         "speed": fastest,

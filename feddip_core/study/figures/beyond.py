@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from .style import STYLE, colour, described
@@ -22,6 +23,7 @@ CURVES = {
     "FedAvg": ("FedAvg", colour("fedavg")),
 }
 DENSE = "D"
+STEPS = "steps of"
 MOST = 3  # seeds; fewer are said beside the point
 
 
@@ -46,7 +48,8 @@ def gains(table: pd.DataFrame, paper: Mapping[str, float]) -> Figure:
         ax.margins(0.12)
         ax.set(xlabel="MB sent in the whole run, both ways", ylabel="test accuracy (%), last five rounds",
                title=f"{len(own)} of {len(table)} settings have a record")  # fmt: skip
-        figure.legend(handles=_legend([curve for curve, words in drawn.items() if words]), loc="outside right upper")
+        curves = [curve for curve, words in drawn.items() if words]
+        figure.legend(handles=_legend(curves, own), loc="outside right upper")
     words = "; ".join(said) or "no setting has a record"
     return described(
         figure, f"Accuracy against megabytes sent. {len(own)} of {len(table)} settings have a record: {words}"
@@ -71,12 +74,16 @@ def _curve(ax: Axes, table: pd.DataFrame, curve: str) -> str:
     for label, row in own.iterrows():
         rest, few = _rest(label, curve), _seeds(row["n"]) if 0 < row["n"] < MOST else ""
         look = dict(color=shade, capsize=2, markersize=5 if rest else 8, fmt=_shape(label), elinewidth=1, zorder=2)
+        if rest.startswith(STEPS):  # always those of our best there: a look of their own instead of words that collide
+            rest, look = "", look | dict(markersize=7, fillstyle="left", markerfacecoloralt="white", zorder=3)
         if row["n"]:
             ax.errorbar(row["MB"], row["accuracy"], yerr=row["std"], **look)
         if (table["n"] == 0).any():
             ax.errorbar(row["MB"], row["seed 0"], mfc="white", **look)
         if beside := ", ".join(filter(None, [rest, few])):
-            ax.annotate(beside, (row["MB"], row["accuracy"]), (8, -3), textcoords="offset points", fontsize=8)
+            halo = [withStroke(linewidth=2.5, foreground="white")]  # a curve may pass behind
+            where = dict(xytext=(8, -3), textcoords="offset points", fontsize=8, path_effects=halo)
+            ax.annotate(beside, (row["MB"], row["accuracy"]), **where)
     said = [
         f"{_at(label)}{row['accuracy']:.2f} % for {row['MB']:,.0f} MB ({_seeds(row['n'])})"
         for label, row in own.iterrows()
@@ -98,7 +105,8 @@ def _shape(label: str) -> str:
 
 def _rest(label: str, curve: str) -> str:
     """What a label says beside its curve and its target."""
-    return label.removeprefix(curve).replace(f", {_target(label)}", "").removeprefix(", ")
+    words = label.removeprefix(curve).split(", ")
+    return ", ".join(word for word in words if word and word != _target(label))
 
 
 def _at(label: str) -> str:
@@ -106,11 +114,16 @@ def _at(label: str) -> str:
     return f"{' '.join(filter(None, parts))}: " if any(parts) else ""
 
 
-def _legend(curves: list[str]) -> list[Line2D]:
+def _legend(curves: list[str], table: pd.DataFrame) -> list[Line2D]:
     def mark(shape: str, shade: str, name: str, **how) -> Line2D:
         return Line2D([], [], marker=shape, color=shade, linestyle="", label=name, **how)
 
     lines = [Line2D([], [], color=CURVES[curve][1], label=CURVES[curve][0]) for curve in curves]
     shapes = [mark(shape, "#555555", f"{target} zeros") for target, shape in SHAPES.items()]
-    others = [mark(DENSE, "#555555", "dense"), mark("o", "#555555", "seed 0", mfc="white")]
+    others = [mark(DENSE, "#555555", "dense")]
+    if any(STEPS in label for label in table.index):
+        half = dict(fillstyle="left", markerfacecoloralt="white")
+        others.append(mark("o", "#555555", "with the steps of our best", **half))
+    if (table["n"] == 0).any():
+        others.append(mark("o", "#555555", "seed 0", mfc="white"))
     return [*lines, *shapes, *others, mark("x", "#555555", "the paper's accuracy,\nat our bytes")]
