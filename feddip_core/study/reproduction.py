@@ -24,6 +24,7 @@ RUNS = {
     "cifar10": "AlexNet on CIFAR-10",
     "cifar100": "ResNet-18 on CIFAR-100",
 }
+NO_RETURNS = pd.MultiIndex.from_arrays([[], []], names=["rules", "seed"])
 SIDES = {"": "the paper's rules", "released_": "the released code"}
 
 
@@ -88,6 +89,35 @@ def tally(table: pd.DataFrame) -> str:
     counts = by_table(table).sum()
     parts = ", ".join(f"{count} {name}" for name, count in counts.items())
     return f"Of the paper's {counts.sum()} numbers on Fashion-MNIST: {parts}."
+
+
+def misses(table: pd.DataFrame) -> list[str]:
+    """Which numbers did not reproduce, and which runs ended at guessing, in sentences."""
+    found = statuses(table)
+    named = ", ".join(f"{label(method)} in {name}" for name, method in found.index[found == NOT])
+    return [f"Not reproduced: {named or 'nothing'}.", *filter(None, (_dead(row) for _, row in table.iterrows()))]
+
+
+def _dead(row: pd.Series) -> str:
+    """How many of one number's runs ended at guessing, on both sides; empty if none did."""
+    name, method = row.name
+    if name not in ("Table III", "Table V"):  # the others have no accuracies, or those of the same runs
+        return ""
+    own = {rules: row.filter(regex=f"^{side}seed ").dropna() < COLLAPSED for side, rules in SIDES.items()}
+    said = [f"{dead.sum()} of {len(dead)} runs by {rules}" for rules, dead in own.items() if dead.any()]
+    return f"{label(method)}: {' and '.join(said)} end at guessing." if said else ""
+
+
+def from_dense(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "paper") -> str:
+    """Figure 6's drop by the other reading: from dense FedAvg, not from FedDIP at the first target."""
+    *_, last = wanted("extreme_sparsity", preset, dataset).values()
+    rounds, _ = find({"dense": wanted("accuracy", preset, dataset)["fedavg"], "last": last}, folder)
+    ends = of_runs(rounds)["last five"].unstack("seed").reindex(["last", "dense"])
+    printed = PAPER["extreme_sparsity"]["largest_accuracy_drop_points"][dataset]
+    row = judged(ends.loc["last"] - ends.loc["dense"] + printed)
+    return (
+        f"Figure 6's drop counted from dense FedAvg instead, ours − the paper's: {range_of(row)} points, {place(row)}."
+    )
 
 
 def headline(table: pd.DataFrame) -> str:
@@ -197,8 +227,9 @@ def returns(folder: str | Path, dataset: str = "fashion_mnist", preset: str = "p
     for (rule, seed), own in rounds.groupby(["label", "seed"], sort=False):
         back = own[own["regrown"] > 0]
         rows[rule, seed] = {"returns": own["regrown"].sum(), "masks": len(back), "last round": back["round"].max()}
-    table = pd.DataFrame(rows).T if rows else pd.DataFrame(columns=["returns", "masks", "last round"])
-    return table.fillna(0).astype(int).rename_axis(["rules", "seed"])
+    index = pd.MultiIndex.from_tuples(list(rows), names=["rules", "seed"]) if rows else NO_RETURNS
+    table = pd.DataFrame(list(rows.values()), index=index, columns=["returns", "masks", "last round"])
+    return table.fillna(0).astype(int)
 
 
 def feedback(table: pd.DataFrame, exp: Experiment) -> str:
@@ -242,8 +273,9 @@ def first_layer(folder: str | Path) -> str:
     if row["verdict"] == NONE:
         return "There is no record of FedDIP yet."
     ours = f"{row['mean']:.2f}" + (f" [{row['low']:.2f}, {row['high']:.2f}]" if row["n"] > 1 else "")
-    verdict = {BELOW: "below this range", ONE: "one seed, so no verdict"}.get(
-        under, "above this range" if over == ABOVE else "not outside this range"
-    )
-    printed = f"The paper gives {low} to {high}; ours is"
-    return f"FedDIP's first layer ends with a fraction of {ours} zeros ({counted(row)}). {printed} {verdict}."
+    where = "inside" if low <= row["mean"] <= high else "below" if row["mean"] < low else "above"
+    decided = "one seed gives no verdict" if under == ONE else "our interval reaches into it"
+    decided = "and so is our whole interval" if under == BELOW or over == ABOVE else decided
+    verdict = f"our mean is {where} this range" + ("" if where == "inside" and under != ONE else f"; {decided}")
+    told = f"FedDIP's first layer ends with a fraction of {ours} zeros ({counted(row)})"
+    return f"{told}. The paper gives {low} to {high}: {verdict}."

@@ -170,7 +170,7 @@ def switched(wanted: Wanted, accuracies: pd.DataFrame) -> pd.DataFrame:
     table["worth"], table["pairs"] = worths.apply(range_of, axis=1), worths["n"]
     table["verdict"] = worths["verdict"]
     table["came back"] = accuracies["regrown"].groupby("label").mean()
-    return table.fillna("")
+    return table.astype(object).fillna("")
 
 
 def as_published_and_released(wanted: Wanted, rounds: pd.DataFrame, paper: dict) -> pd.DataFrame:
@@ -181,7 +181,7 @@ def as_published_and_released(wanted: Wanted, rounds: pd.DataFrame, paper: dict)
     table["worth"], table["verdict"] = worths.apply(range_of, axis=1), worths["verdict"]
     size = layout(next(iter(wanted.values()))[0]).prunable_size
     table["final sparsity"] = (final_zeros(rounds) / size).groupby("label").mean().round(3)
-    return table.fillna("").rename(index=lambda k: "… released code" if k in VERSION_OF else label(k))
+    return table.astype(object).fillna("").rename(index=lambda k: "… released code" if k in VERSION_OF else label(k))
 
 
 def thirty_rounds(folder: str | Path) -> pd.DataFrame:

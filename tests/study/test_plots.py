@@ -222,3 +222,15 @@ def test_runs_that_collapse_do_not_stretch_the_axes():
     assert [text.get_text() for text in right.texts] == ["◂ 45 ± 50"] and right.get_xlim()[0] > 80
     assert left.get_legend_handles_labels()[1] == ["PruneTrain"]
     plt.close(figure)
+
+
+def test_a_single_run_at_guessing_stays_on_the_axis():
+    """Values of the paper are no runs, and the pale line of every round has no name."""
+    rounds = pd.DataFrame({"round": [1, 2, 3, 4], "label": "fedavg", "seed": 0, "test_accuracy": 0.1})
+    ours = pd.DataFrame({"mean": [10.0], "std": [float("nan")]}, index=["fedavg"])
+    figure = figures.against_paper(rounds, ours, {"fedavg": 80.0}, "last five", raw=True)
+    assert figure.axes[0].get_ylim()[0] == 0 and not figure.axes[0].texts
+    rounds = pd.concat([rounds, rounds.assign(seed=1, label="feddip", test_accuracy=0.8)])
+    figure = figures.against_paper(rounds, ours, {"fedavg": 80.0}, "last five", raw=True)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["off the scale: 1 run of FedAvg"]
+    plt.close("all")

@@ -14,7 +14,7 @@ from matplotlib import pyplot
 from feddip_core.engine.records import OWN_RECORDS, folder_of
 from feddip_core.experiment import Experiment
 from feddip_core.method import METHODS
-from feddip_core.study import readme, reproduction, results, verdicts
+from feddip_core.study import findings, readme, reproduction, results, verdicts
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -142,6 +142,31 @@ def test_every_sentence_of_a_result_follows_from_the_records(name, changed):
     assert (said_by(name, changed) == outputs_of(name)) == (name == "non_iid"), (
         "the changed run is FedDIP's, on IID data"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["reproduction", "paper_vs_code"])
+def test_a_result_goes_on_without_any_record(name, tmp_path):
+    assert "There is no record of FedDIP" in said_by(name, tmp_path)
+    assert "No record of FedDIP is there to show it." in findings.findings(tmp_path)
+
+
+def test_what_readme_promises_of_a_sparse_uplink_is_in_the_records():
+    """README's first lines say it in words: the same network for less than half the bytes."""
+    both = findings.uplinks(OWN_RECORDS)
+    assert both.pairs and both.gap == 0 and both.sparse < both.dense.sum() / 2
+    assert "the same network for [less than half the bytes]" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_what_did_not_reproduce_is_named():
+    """A number outside the interval, and runs that ended at guessing."""
+    seeds = {"seed 0": [80.0, 10.0], "seed 1": [80.1, 10.0], "seed 2": [80.2, 70.0]}
+    rows = pd.MultiIndex.from_tuples([("Table III", "snip"), ("Table III", "prunetrain")])
+    table = pd.DataFrame({"paper": [86.0, 84.0], "paper_std": [0.1, 0.1], **seeds}, index=rows)
+    assert results.misses(table) == [
+        "Not reproduced: SNIP in Table III.",
+        "PruneTrain: 2 of 3 runs by the paper's rules end at guessing.",
+    ]
 
 
 WORDS = r"above|below|better|worse|ahead|behind|more accurate|less accurate|leads?|outperforms?|beats?|level with"

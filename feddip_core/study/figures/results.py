@@ -66,9 +66,8 @@ def ends(ax: Axes, ours: pd.DataFrame, paper: Mapping, released: pd.DataFrame | 
             _end(ax, released.loc[method], i + 0.22, colour(method), best, **look)
         if method in paper:
             value = paper[method] if isinstance(paper[method], list) else [paper[method], 0]
-            ax.errorbar(
-                *value[:1], i, xerr=value[1], fmt="D", markersize=7, color=colour(method), mfc="white", zorder=1
-            )
+            look = dict(fmt="D", markersize=7, color=colour(method), mfc="white", elinewidth=0.7, zorder=1)
+            ax.errorbar(value[0], i, xerr=value[1], **look)
     ax.set(yticks=range(len(ours)), yticklabels=[label(method) for method in ours.index], xlabel="test accuracy, %")
     ax.set_ylim(len(ours) - 0.5, -0.5)
     if ax.texts:  # the words at the edge need room

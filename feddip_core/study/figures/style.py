@@ -160,15 +160,16 @@ def percent_axis(ax: Axes, collapsed: bool = True) -> Axes:
     Without `collapsed`, so may curves that end below half of the best; the axis then names them.
     """
     drawn = [curve for curve in ax.lines if len(curve.get_ydata())]
-    best = max((curve.get_ydata()[-1] for curve in drawn), default=0)
+    runs = [curve for curve in drawn if len(curve.get_ydata()) > 2]  # the others are values of the paper
+    best = max((curve.get_ydata()[-1] for curve in runs), default=0)
     gone = [curve for curve in drawn if not collapsed and curve.get_ydata()[-1] < best / 2]
     heights = [curve.get_ydata() for curve in drawn if curve not in gone]
     low = min((min(y[len(y) // 2 :]) for y in heights), default=0)
     high = max((max(y) for y in heights), default=100)
     ax.set(ylabel="test accuracy, %", ylim=(max(0, 10 * ((low - 2) // 10)), min(100, 10 * (high // 10 + 1))))
     ax.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    gone = [curve for curve in gone if len(curve.get_ydata()) > 2 and curve.get_ydata()[-1] < ax.get_ylim()[0]]
-    names = Counter(curve.get_label().removeprefix("_") for curve in gone)
+    gone = [curve for curve in gone if curve in runs and curve.get_ydata()[-1] < ax.get_ylim()[0]]
+    names = Counter(curve.get_label().removeprefix("_") for curve in gone if not curve.get_label().startswith("_child"))
     if names:
         words = ", ".join(f"{n} run{'s' * (n != 1)} of {name}" for name, n in names.items())
         ax.text(0.98, 0.03, f"off the scale: {words}", transform=ax.transAxes, ha="right", color="#555555")
