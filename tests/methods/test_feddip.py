@@ -9,9 +9,11 @@ import torch
 from helpers import one_round, same, states, trained
 
 from feddip_core import Experiment, data, masks, run
+from feddip_core.engine import measure
 from feddip_core.engine.assembly import assemble
 from feddip_core.layout import Layout
 from feddip_core.methods import method_of
+from feddip_core.methods.feddip import FedDP
 from feddip_core.methods.released.feddip import lambda_in_twenty
 from feddip_core.schedules import sparsity_at
 from feddip_core.state import Average, State, aggregate
@@ -270,14 +272,33 @@ def test_a_dense_memory_has_no_sparse_uplink(tiny):
     assert same(run(exp), run(exp.replace(sparse_uplink=True)))
 
 
+@pytest.mark.parametrize(("settings", "share"), [
+    (dict(), 0.602), (dict(sparse_uplink=True), 0.284), (dict(rules="released", sparse_uplink=True), 0.205),
+    (dict(method="fedgmp"), 0.240),
+])  # fmt: skip
+def test_the_share_of_fedavgs_weights_that_travel(mini, settings, share):
+    """At the paper's scale, both ways, masks apart."""
+    fed = assemble(Experiment.preset("paper", **settings).replace(dataset="fashion_mini"), mini)
+    plan, first = measure.plan(fed), fed.start(sketch=True).kept
+    zeros = [0.0 if first is None else 1 - first / 61_470, *plan["sparsity"][:-1]]
+    down = sum(5 * 32 * (61_706 - round(s * 61_470)) for s in zeros)
+    assert (down + plan["uplink_bits"].sum()) / (2 * 1000 * 5 * 32 * 61_706) == pytest.approx(share, abs=5e-4)
+
+
 @pytest.mark.parametrize(("regrowth", "sparse", "w", "delta"), [
     ("released", False, [0, 3, 0, 0], 0.82), ("released", True, [0, 3, 0, 0], 0.3076923),
     ("paper", False, [0, 0, 6, 0], 0.28), ("paper", True, [0, 0, 6, 0], 0.28),
+    ("paper", "always", [0, 3, 0, 0], 0.3076923),
 ])  # fmt: skip
-def test_a_sparse_uplink_by_hand(regrowth, sparse, w, delta):
-    """Two clients, four weights of which the mask keeps two, and one is to be left."""
+def test_a_sparse_uplink_by_hand(monkeypatch, regrowth, sparse, w, delta):
+    """Two clients, four weights of which the mask keeps two, and one is to be left.
+
+    A sparse upload in a round that chooses a mask in the paper's order would give another model.
+    """
+    if sparse == "always":
+        monkeypatch.setattr(FedDP, "reads_pruned", lambda self, t: False)
     settings = dict(rounds=1, reconfigure_every=1, sparsity_initial=0.5, sparsity_target=0.75)
-    exp = Experiment(method="feddp", regrowth=regrowth, sparse_uplink=sparse, **settings)
+    exp = Experiment(method="feddp", regrowth=regrowth, sparse_uplink=bool(sparse), **settings)
     layout = Layout({"k": torch.Size([4])}, ("k",))
     method = method_of(exp, SimpleNamespace(layout=layout))
     m = {"k": torch.tensor([True, True, False, False])}
