@@ -1,6 +1,7 @@
-"""`value_bits=16`, for every method: in each round prunable weights travel as float16, both ways. All else keeps 32 bits.
+"""`value_bits=16`, for every method: prunable weights travel as float16 in both directions. All else keeps 32 bits.
 
-Rounding is part of the algorithm: clients round what they upload, the server what it keeps for the next round.
+So do questions before the first round, and their answers. Rounding is part of the algorithm: clients round what they
+upload, the server what it keeps for the next round.
 """
 
 import torch
