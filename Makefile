@@ -81,9 +81,11 @@ runs: $(INSTALLED)
 	$(BIN)/python -m feddip_core.batch --preset $(PRESET) --dataset $(DATASET) --methods $(METHODS) --seeds $(SEEDS) \
 	  --partitions $(PARTITIONS) --rules $(RULES) --jobs $(JOBS) $(OPTIONS)
 
+LEAGUE = $(BIN)/python -m feddip_core.batch --preset paper --dataset fashion_mnist $(if $(METHOD),--methods $(METHOD)) \
+  --jobs $(JOBS) $(OPTIONS) --results
 league: $(INSTALLED)
-	$(BIN)/python -m feddip_core.batch --preset paper --dataset fashion_mnist --results league --seeds 1 2 3 \
-	  $(if $(METHOD),--methods $(METHOD)) --jobs $(JOBS) $(OPTIONS)
+	$(LEAGUE) league_choices --seeds 10
+	$(LEAGUE) league --seeds 1 2 3
 	$(BIN)/python -m feddip_core.study.standings $(METHOD)
 
 benchmark-scale: $(INSTALLED)

@@ -32,7 +32,7 @@ def _needed(options: argparse.Namespace) -> list[Experiment]:
             f"set: {name!r} is not allowed with --results; it must be one of {', '.join(EXECUTION_SETTINGS)}"
         )
     names = list(wanted.RESULTS) if options.results == ["all"] else options.results
-    if options.methods and names != ["league"]:
+    if options.methods and names not in (["league"], ["league_choices"]):
         raise ValueError(f"methods: {options.methods} is not allowed with --results, except with the league")
     own = {"methods": options.methods} if options.methods else {}
     tables = [wanted.wanted(name, options.preset, options.dataset or "fashion_mini", **own) for name in names]

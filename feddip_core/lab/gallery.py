@@ -21,7 +21,7 @@ from PIL import Image
 from pygments.formatters import HtmlFormatter
 
 from ..engine.records import OWN_RECORDS, write
-from . import api, classify, film
+from . import api, classify, film, league
 from .contents import told
 
 ROOT = Path(__file__).parent.parent.parent  # of the checkout: an installed package has no notebooks beside it
@@ -177,6 +177,7 @@ def build(notebooks: list[Path], folder: Path, runs: Path = OWN_RECORDS) -> Path
     write(folder / "style.css", "".join([*styles, HtmlFormatter().get_style_defs(".highlight")]))
     home = '<nav aria-label="Collection"><a href="index.html">All notebooks</a></nav>'
     write(folder / "api.html", shell("API of feddip_core", api.page(), home))
+    write(folder / "league.html", shell(league.TITLE, league.page(runs), home))
     write(folder / "classify.html", shell(classify.TITLE, classify.page(runs), home))
     write(folder / "classify.png", classify.thumbnail())
     write(folder / "index.html", shell("FedDIP notebooks", _index(parts, cards), ""))
@@ -195,7 +196,8 @@ def _index(parts: dict[str, list[str]], cards: dict[str, str]) -> str:
         "<h1>FedDIP notebooks</h1><p>Federated learning of one sparse network: explained step by step, run, and "
         "compared with the paper (Long et al., ICDM 2023). These pages are the notebooks as they were executed; to "
         "change a setting, open them in JupyterLab with <code>make lab</code>.</p>"
-        f'<nav aria-label="Map of the collection"><ol class="map">{steps}</ol></nav>{classify.link()}{sections}'
+        f'<nav aria-label="Map of the collection"><ol class="map">{steps}</ol></nav>'
+        f"{classify.link()}{league.link()}{sections}"
     )
 
 

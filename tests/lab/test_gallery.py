@@ -25,7 +25,7 @@ def pages(site):
 @pytest.mark.slow
 def test_every_notebook_has_a_page_a_card_and_a_thumbnail(site):
     stems = {path.stem for path in NOTEBOOKS}
-    assert set(pages(site)) == stems | {"index", "api", "classify"}
+    assert set(pages(site)) == stems | {"index", "api", "classify", "league"}
     index = site.read_text("utf-8")
     for stem in stems:
         assert index.count(f'href="{stem}.html"') == 1
@@ -48,7 +48,8 @@ def test_every_figure_is_there_with_its_words(site, path):
 @pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere_and_every_link_leads_somewhere(site):
     for stem, page in pages(site).items():
-        assert ("<script" in page) == (stem in ("classify", "03_error_feedback", "04_schedules", "08_explorer")), stem
+        scripted = stem in ("classify", "league", "03_error_feedback", "04_schedules", "08_explorer")
+        assert ("<script" in page) == scripted, stem
         assert not re.findall(r"""(?:src|@import|url)\s*[=(]\s*["']?(?:https?:)?//""", page), stem
         for target in re.findall(r'(?:href|src)="([^"#]+)[^"]*"', page):
             if not target.startswith(("data:", "https://", "http://")):

@@ -81,7 +81,9 @@ def test_the_best_of_four_is_chosen_once_all_are_there(tmp_path, monkeypatch):
 
 def rounds_of(label, seed, accuracy, bits, zeros=DENSE):
     """Two rounds of a run that ends with this accuracy."""
-    columns = dict(round=[1, 2], test_accuracy=accuracy, downlink_bits=bits, uplink_bits=bits, layer_zeros=zeros)
+    columns = dict(
+        round=[1, 2], test_accuracy=accuracy, downlink_bits=bits, uplink_bits=bits, layer_zeros=zeros, regrown=0
+    )
     return pd.DataFrame(columns | dict(label=label, seed=seed, diverged=float("nan")))
 
 
@@ -98,7 +100,7 @@ def test_the_table_and_its_figure_by_hand(monkeypatch):
     monkeypatch.setitem(wanted.OURS, "league", lambda dataset, **_: entries)
     table = standings.standings("anywhere")
     assert table.loc["snip at 0.9", ["accuracy", "n", "MB down", "MB up"]].tolist() == pytest.approx(
-        [84.2, 3, 250, 250]
+        [84.2, 3, 251.23412, 251.23412]
     )
     assert table.loc["snip at 0.9", "kept"] == 6_147 and table.loc["fedavg", "kept"] == 61_470
     assert table.loc["snip at 0.9", "against FedDIP"] == "above"
@@ -115,19 +117,31 @@ def test_the_table_and_its_figure_by_hand(monkeypatch):
     assert "84.20 ± 1.10" in text and "FedGMP (tuned)" in text and text.count("FedAvg (published)") == 2
 
 
+def test_a_run_that_diverged_is_no_cheap_run(monkeypatch):
+    """Its cell stays empty; a row at guessing is on no front, however little it sends."""
+    died = rounds_of("snip at 0.9", 1, 0.85, 1e8).assign(diverged=2.0)
+    made = [rounds_of("feddip at 0.9", 1, 0.8, 4e9), rounds_of("flash at 0.9", 1, 0.1, 1e8), died]
+    monkeypatch.setattr(standings, "find", lambda runs, folder: (pd.concat(made, ignore_index=True), None))
+    table = standings.standings("anywhere")
+    assert table.index[table["front"]].tolist() == ["feddip at 0.9"]
+    assert table.loc["snip at 0.9", "n"] == 0 and pd.isna(table.loc["snip at 0.9", "MB up"])
+
+
 def test_flops_by_hand():
     """A forward pass of LeNet-5 takes 416,520 multiply-adds; a round has 5 clients with 5 passes over 1,200 images."""
     macs, samples = (117_600, 240_000, 48_000, 10_080, 840), 5 * 5 * 1_200
     model = 5 * 32 * 61_706
 
-    def counted(method, zeros, down, up):
-        rows = pd.DataFrame({"layer_zeros": zeros, "downlink_bits": down, "uplink_bits": up})
+    def counted(method, zeros, down, up, regrown=0):
+        rows = pd.DataFrame({"layer_zeros": zeros, "downlink_bits": down, "uplink_bits": up, "regrown": regrown})
         return standings.flops(Experiment.preset("paper", method=method), rows) / (2 * sum(macs) * samples)
 
     half = " ".join(str(n // 2) for n in SIZES)
     assert sum(macs) == 416_520 and counted("feddip", [DENSE], [model], [0]) == pytest.approx(3)
     assert counted("feddip", [half], [0], [0]) == pytest.approx(1.5)
     assert counted("feddip", [half], [0], [model]) == pytest.approx(2)  # a third is dense if the upload is
+    # Pruned weights that return were ranked by a dense gradient on one batch, of the 6,000 samples of a client's round.
+    assert counted("fedtiny", [half], [0], [0], regrown=1) == pytest.approx(1.5 + 2 * 64 / 6_000)
     # SparsyFed starts dense; then the masks of its clients count.
     assert counted("sparsyfed", [half, half], [model, 0], [0, 0]) == pytest.approx(3 + 1.5)
     # What SSFL asks all clients before the first round is counted with it, and says nothing of its steps.

@@ -1,5 +1,7 @@
 """The league's figure: accuracy against bytes, one panel per target."""
 
+from textwrap import wrap
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,7 +11,8 @@ from matplotlib.transforms import Bbox
 
 from .style import STYLE, colour, described, label
 
-PLACES = [(7, 4), (7, -11), (-7, 4), (-7, -11), (7, 16), (7, -23), (-7, 16), (-7, -23)]  # of a name, in points
+GUESSING = 11.0  # percent, as in the table
+PLACES = [(x, y) for y in (4, -11, 16, -23, 28, -35, 40, -47) for x in (7, -7)]  # of a name, in points
 HOW = {"sparse uplink": "D"}  # a diamond: the same model for fewer bytes
 
 
@@ -27,9 +30,10 @@ def fronts(table: pd.DataFrame, targets: tuple[float, ...]) -> Figure:
 
 def _untangle(ax: Axes) -> None:
     """Move each name to the first place beside its dot where it covers no earlier name and no other dot."""
-    dots = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in (ax.transData.transform(t.xy) for t in ax.texts)]
+    own = [t for t in ax.texts if hasattr(t, "xy")]
+    dots = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in (ax.transData.transform(t.xy) for t in own)]
     taken: list[Bbox] = []
-    for i, text in enumerate(ax.texts):
+    for i, text in enumerate(own):
         for x, y in PLACES:
             text.set(position=(x, y), ha="left" if x > 0 else "right")
             box = text.get_window_extent()
@@ -41,12 +45,15 @@ def _untangle(ax: Axes) -> None:
 def _panel(ax: Axes, table: pd.DataFrame, target: float) -> str:
     """Draw one target; what it shows, in words."""
     own = table[table["ranked"].astype(bool)].assign(MB=lambda t: (t["MB down"] + t["MB up"]).astype(float))
-    for _, row in own.iterrows():
+    guessing = [_named(row["entrant"]) for _, row in own.iterrows() if row["accuracy"] <= GUESSING]
+    for _, row in own[own["accuracy"] > GUESSING].iterrows():
         method, _, how = row["entrant"].partition(", ")
         look = dict(marker=HOW.get(how, "o"), color=colour(method), markersize=8 if row["front"] else 5, linestyle="")
         ax.errorbar(row["MB"], row["accuracy"], yerr=row["std"], capsize=3, **look)
-        where = dict(xytext=PLACES[0], textcoords="offset points", fontsize=9)
-        ax.annotate(label(method) + (f", {how}" if how else ""), (row["MB"], row["accuracy"]), **where)
+        # In its dot's colour, and tied to it: in a crowd the nearest dot may be another's.
+        tie = dict(arrowstyle="-", color=colour(method), linewidth=0.6, shrinkA=0, shrinkB=3)
+        where = dict(xytext=PLACES[0], textcoords="offset points", fontsize=9, color=colour(method), arrowprops=tie)
+        ax.annotate(_named(row["entrant"]), (row["MB"], row["accuracy"]), **where)
     front = own[own["front"].astype(bool)].sort_values("MB")
     ax.step(front["MB"], front["accuracy"].astype(float), where="post", color="#555555", linewidth=1, zorder=1)
     ax.set_xscale("log")
@@ -55,5 +62,16 @@ def _panel(ax: Axes, table: pd.DataFrame, target: float) -> str:
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.margins(0.2)
     ax.set(title=f"{target:.0%} zeros, {len(own)} of {table['entrant'].nunique()} methods", xlabel="MB, both ways")
-    best = ", ".join(label(name.partition(",")[0]) for name in front["entrant"]) or "no method yet"
-    return f"At {target:.0%} zeros {len(own)} of {table['entrant'].nunique()} methods have a run; on the front: {best}."
+    best = ", ".join(map(_named, front["entrant"])) or "no method yet"
+    there = f"{len(own)} of {table['entrant'].nunique()} methods"
+    words = f"At {target:.0%} zeros {there} have a run; on the front: {best}."
+    if guessing:
+        note = f"not drawn, since they guess (10 %): {', '.join(guessing)}"
+        ax.text(0.98, 0.02, "\n".join(wrap(note, 45)), transform=ax.transAxes, ha="right", fontsize=8)
+        words += f" {note[0].upper()}{note[1:]}."
+    return words
+
+
+def _named(entrant: str) -> str:
+    method, _, how = entrant.partition(", ")
+    return label(method) + (f", {how}" if how else "")
