@@ -6,11 +6,11 @@ from pathlib import Path
 import pandas as pd
 
 from ..study import standings
-from ..study.league import TARGETS
+from ..study.league import ENTRANTS, TARGETS
 
 TITLE = "The league of federated pruning"
-COLUMNS = ("method", "settings", "values", "ranked", "accuracy", "std", "n", "MB down", "MB up", "TFLOP", "kept",
-           "against FedDIP", "front")  # fmt: skip
+COLUMNS = ("method", "accuracy", "std", "n", "MB down", "MB up", "TFLOP", "kept", "against FedDIP", "front", "ranked",
+           "settings", "values")  # fmt: skip
 SCRIPT = """
 document.querySelectorAll("table.sortable").forEach(table => {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
@@ -56,11 +56,11 @@ def _cell(name: str, row: pd.Series) -> str:
         return f'<td data-value="{int(value)}">{"●" if value else ""}</td>'
     if pd.isna(value):
         return "<td>–</td>"
-    places = {"n": 0, "kept": 0}.get(name, 2)
+    places = {"n": 0, "kept": 0, "MB down": 1, "MB up": 1, "TFLOP": 1}.get(name, 2)
     return f'<td data-value="{float(value)}">{value:,.{places}f}</td>'
 
 
 def link() -> str:
     """The link from the first page to this one."""
-    words = "Accuracy, bytes and work of fifteen methods under one protocol. Sort it by what matters to you."
+    words = f"Accuracy, bytes and work of {len(ENTRANTS)} methods under one protocol. Sort it by what matters to you."
     return f'<a class="try" href="league.html"><span><b>{TITLE}</b>{words}</span></a>'
