@@ -49,11 +49,14 @@ SPARSE_UPLINK = "feddip, sparse uplink"
 
 
 def cells(methods: Sequence[str] | None = None) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
-    """Every entrant at every target, with the settings of its paper; a dense method has no target."""
-    for entrant in methods or [*ENTRANTS, SPARSE_UPLINK]:
+    """Every entrant at every target, with the settings of its paper; a dense method has no target.
+
+    Target by target: a batch that stops early leaves one of them whole.
+    """
+    for s, entrant in itertools.product((None, *TARGETS), methods or [*ENTRANTS, SPARSE_UPLINK]):
         method = entrant.partition(",")[0]
-        own = dict(sparse_uplink=True) if entrant == SPARSE_UPLINK else PUBLISHED.get(method, {})
-        for s in TARGETS if "sparsity_target" in settings_of(method) else (None,):
+        if (s is not None) == ("sparsity_target" in settings_of(method)):
+            own = dict(sparse_uplink=True) if entrant == SPARSE_UPLINK else PUBLISHED.get(method, {})
             yield entrant, s, dict(method=method) | own | ({} if s is None else dict(sparsity_target=s))
 
 

@@ -162,6 +162,11 @@ def test_a_method_of_ones_own_enters_as_local(monkeypatch):
     assert [(exp.method, exp.seed, exp.sparsity_target) for exp in found] == [
         (own, seed, s) for seed, s in itertools.product((1, 3), (0.9, 0.99))
     ]
+    words = ["--results", "league_choices", "--preset", "smoke", "--methods", own, "--seeds", "10"]
+    tried = command.chosen(command.parser().parse_args(words))
+    assert len(tried) == 2 * 4 and {exp.learning_rate_decay for exp in tried} == set(league.DECAYS)
+    monkeypatch.setattr(Mine, "grid", {"sparsity_target": (0.5, 0.6)}, raising=False)
+    assert [one["sparsity_target"] for one in league.grid(own)] == [0.5, 0.6] * 2
     table = standings.standings("nowhere", method=own)
     assert table[table["settings"] == "local"].index.tolist() == [f"{own} at 0.9", f"{own} at 0.99"]
 
