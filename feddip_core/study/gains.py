@@ -12,7 +12,7 @@ from .choosing import SEED, experiment
 from .findings import uplinks
 from .standings import row_of
 from .tables import BITS, find, of_runs, shown
-from .verdicts import BELOW, judged, range_of
+from .verdicts import ABOVE, BELOW, judged, range_of, sentence
 from .wanted import Wanted, of_paper, wanted
 
 LOOKED_AT = 0  # the seed that was looked at while the methods were made; it stands in where no other has a record
@@ -126,6 +126,12 @@ def as_worth(compared: pd.DataFrame) -> pd.DataFrame:
     columns |= {k: list(compared[k]) if len(compared) else [] for k in ("n", "verdict")}
     index = pd.MultiIndex.from_tuples(compared.index, names=["", "against"]) if len(compared) else None
     return pd.DataFrame(columns, index=index)
+
+
+def told(values: pd.DataFrame, asked: dict[str, list[tuple[str, str]]]) -> list[str]:
+    """Each difference that the seeds can tell from nothing, in a sentence."""
+    rows = compared(values, [pair for own in asked.values() for pair in own])
+    return [sentence(a, b, row) for (a, b), row in rows.iterrows() if row["verdict"] in (ABOVE, BELOW)]
 
 
 # How the choice was made.

@@ -18,7 +18,7 @@ def rounds_of(label, exp, accuracy, megabytes):
     """Two rounds of a run that ends with this accuracy and sends as much, half of it down."""
     zeros = " ".join(str(round(getattr(exp, "sparsity_target", 0.0) * n)) for n in SIZES)
     bits = megabytes * 8e6 / 4
-    row = dict(test_accuracy=accuracy / 100, downlink_bits=bits, uplink_bits=bits, layer_zeros=zeros)
+    row = dict(test_accuracy=accuracy / 100, downlink_bits=bits, uplink_bits=bits, layer_zeros=zeros, regrown=0)
     return pd.DataFrame({"round": [1, 2]}).assign(label=label, seed=exp.seed, diverged=float("nan"), **row)
 
 
@@ -130,6 +130,10 @@ def test_differences_are_judged_seed_by_seed(records):
     assert row["mean"] == pytest.approx(5) and row["n"] == 3
     shown = gains.as_worth(found)
     assert shown.loc[("best, 99%", "FedGMP, 99%"), "points"].startswith("+5.00")
+    said = gains.told(
+        gains.values_of(rounds), {"these": [("best, 99%", "FedGMP, 99%"), ("FedGMP, 90%", "FedDIP, 90%")]}
+    )
+    assert len(said) == 1 and said[0].startswith("best, 99% ends above FedGMP, 99%: +5.00")
 
 
 def test_the_figure_says_every_point(records):
