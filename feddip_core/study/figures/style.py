@@ -172,5 +172,6 @@ def percent_axis(ax: Axes, collapsed: bool = True) -> Axes:
     names = Counter(curve.get_label().removeprefix("_") for curve in gone if not curve.get_label().startswith("_child"))
     if names:
         words = ", ".join(f"{n} run{'s' * (n != 1)} of {name}" for name, n in names.items())
-        ax.text(0.98, 0.03, f"off the scale: {words}", transform=ax.transAxes, ha="right", color="#555555")
+        look = dict(ha="right", color="#555555", bbox=dict(facecolor="white", edgecolor="none", pad=1), zorder=5)
+        ax.text(0.98, 0.03, f"off the scale: {words}", transform=ax.transAxes, **look)
     return ax
