@@ -279,8 +279,8 @@ def answer(runs: Wanted, table: pd.DataFrame, states: pd.DataFrame) -> str:
     """What the records say so far, in a sentence per target; nothing where a side has no record."""
     lines, there = [], table["n"] > 0
     for s in TARGETS:
-        best, others = f"best, {s:.0%}", [label for label in opponents(runs, s) if label in runs]
-        if there.get(best) and not others:  # FedDIP with these steps is not run at 95 %: the goal is the paper's number
+        best, others = f"best, {s:.0%}", [label for label in opponents(runs, s) if there.get(label)]
+        if there.get(best) and not others:  # as at 95 %, where the goal is the paper's number
             paper = papers()["FedDIP, 90%"]
             lines.append(f"At {s:.0%} zeros {_reached(table, best)}; the paper's FedDIP has {paper:.2f} % at 90%.")
             continue
