@@ -389,7 +389,7 @@ def test_what_the_prose_says_beside_the_verdicts_is_in_the_records():
     text = told()
     whole = results.searched("prunetrain_whole", "paper", "fashion_mnist", OWN_RECORDS, "last five")["final sparsity"]
     assert whole.round(2).to_dict() == {"0.01": 0.99, "0.001": 0.35}
-    assert "end at 35 % and at 99 % of zeros, with seed 0" in text
+    assert "With seed 0, the two penalties that we ran for all rounds end at 35 % and at 99 % of zeros." in text
     rounds, _ = results.find(results.wanted("paper_vs_code", "paper", "fashion_mnist"), OWN_RECORDS)
     late = rounds[rounds["round"] > 100].groupby("label")["regrown"].sum().drop("dense memory", errors="ignore")
     assert (late == 0).all() and "For more than nine tenths of the rounds" in text
