@@ -18,14 +18,13 @@ from ..methods.asking import Asking
 from ..methods.prunefl import uses_of
 from ..presets import CLASSES
 from . import league
-from .league import SEEDS, SPARSE_UPLINK, TARGETS
+from .league import GUESSING, SEEDS, SPARSE_UPLINK, TARGETS
 from .tables import BITS, find, layout, of_runs, shown
 from .verdicts import judged
 from .wanted import wanted
 
 SAMPLES = {"fashion_mnist": 60_000, "fashion_mini": 6_000}
 STATISTIC = "last five"
-GUESSING = 11.0  # percent; of ten classes one in ten is right by chance
 BASE = "feddip"  # every other row is judged against its better row at the same target
 
 
@@ -88,8 +87,8 @@ def uncharged(exp: Experiment) -> tuple[int, int]:
     if issubclass(cls, Asking) or not cls.questions:
         return 0, 0
     clients = 1 if exp.method == "prunefl" else exp.clients_per_round
-    (answer,) = cls.questions.values()
-    return clients * BITS_PER_WEIGHT * own.size, clients * Payload(answer).bits(own)
+    answers = [Payload(parts).bits(own) for parts in cls.questions.values()]
+    return clients * BITS_PER_WEIGHT * own.size * len(answers), clients * sum(answers)
 
 
 def flops(exp: Experiment, run: pd.DataFrame) -> float:

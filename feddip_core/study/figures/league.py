@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from matplotlib.transforms import Bbox
 
+from ..league import GUESSING
 from .style import STYLE, colour, described, label
 
-GUESSING = 11.0  # percent, as in the table
 PLACES = [(x, y) for y in (4, -11, 16, -23, 28, -35, 40, -47) for x in (7, -7)]  # of a name, in points
 HOW = {"sparse uplink": "D"}  # a diamond: the same model for fewer bytes
 
